@@ -64,7 +64,15 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("average", "merge", "values"),
     ),
     "nemorl.errors": (
-        *("BackendError", "CheckpointError", "ConfigError", "ConfigIssue", "DataError", "DeadlineError"),
+        *(
+            "BackendError",
+            "CheckpointError",
+            "ConfigError",
+            "ConfigIssue",
+            "DataError",
+            "DeadlineError",
+            "InfrastructureError",
+        ),
         *("ForeignError", "Interrupted", "NemorlError", "PluginError", "PluginNotFoundError", "ResourceError"),
         *("RunInUseError", "StorageError", "TerminalLostError", "UsageError", "WeightsLostError", "WorkerHungError"),
         *("WorkerLostError", "boundary"),

@@ -186,6 +186,15 @@ class WeightsLostError(WorkerLostError):
     """
 
 
+class InfrastructureError(NemorlError, ConnectionError):
+    """Something that an episode depends on failed: a sandbox, a service, a machine. Raise it in an environment or a
+    reward: the episode is no verdict on the policy, and the run goes on.
+
+    >>> isinstance(InfrastructureError("no sandbox is free"), ConnectionError)
+    True
+    """
+
+
 class ForeignError(NemorlError, RuntimeError):
     """An exception that escaped code which is not nemorl's. The original is ``__cause__``.
 

@@ -28,6 +28,15 @@ FinishReason = Literal["stop", "length"]
 >>> reason: FinishReason = "stop"
 """
 
+Outcome = Literal[
+    "scored", "truncated", "policy_timeout", "environment_timeout", "infrastructure", "refused", "cancelled"
+]
+"""How an episode ended: with a verdict; at the token limit; late by the policy's own doing, or by the environment's; in
+something that both depend on (a sandbox, an engine, a judge, a reset); with a request that was refused; given up.
+
+>>> outcome: Outcome = "scored"
+"""
+
 BEGINNINGS, ENDINGS = frozenset({"started", "resumed"}), frozenset({"finished", "stopped", "failed"})
 """Events of a run that begin it, and that end it."""
 
@@ -147,6 +156,10 @@ class Score:
     nothing and counts in no baseline, whatever the reward."""
     turn_rewards: tuple[float, ...] = ()
     """Of an agent's episode: what each answer of the policy earned, in the order of its calls. Part of ``reward``."""
+    outcome: Outcome = "scored"
+    """How the episode ended. ``rollouts.on_outcome`` says what is learnt from each."""
+    cause: str = ""
+    """Who or what failed, where something did, e.g. ``reset: ConnectionError: node3 refused``."""
 
 
 @dataclass(frozen=True, slots=True)

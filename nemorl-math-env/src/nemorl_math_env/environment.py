@@ -23,6 +23,7 @@ class MathEnvironment(Environment):
     """Grades the final answer of a response against ``prompt.answer``. Safe to call from many threads."""
 
     name = "math"
+    policy_can_stall = True
     needs_columns = frozenset({"answer"})
 
     def __init__(self, config: MathConfig, *, grader: Grade | None = None) -> None:

@@ -374,7 +374,7 @@ def test_gdpo_says_which_rewards_are_missing(
 
 
 def test_a_response_that_timed_out_scores_zero_in_every_reward() -> None:
-    late = replace(sample(0.0), score=Score(0.0, metrics={"environment_timeout": 1.0}))
+    late = replace(sample(0.0), score=Score(0.0, outcome="policy_timeout"))
     samples = Samples([late, *graded((1, 1), (0, 1), (1, 0))])
     same = Samples(graded((0, 0), (1, 1), (0, 1), (1, 0)))
     assert trainer("gdpo").compute_advantages(samples) == trainer("gdpo").compute_advantages(same)

@@ -158,4 +158,4 @@ def test_a_group_teaches_nothing_by_a_reward_that_is_not_one() -> None:
     assert not has_spread([member for member in group if member.score.valid])
     trainer = GRPOConfig(model="none", dynamic_sampling=True).build()
     assert not trainer.keep_group(group)
-    assert [trainer.is_dropped(member) for member in group] == [False, False, True]
+    assert trainer.dropped(Samples(group)) == [False, False, True]

@@ -443,12 +443,14 @@ def test_an_error_of_the_environment_stops_the_run_with_its_name(collect: Collec
         collect(play)
 
 
-def test_a_time_out_of_the_environments_own_is_an_error_like_any_other(collect: Collect, raises: Raises) -> None:
+def test_a_time_out_of_the_environments_own_is_no_verdict_on_the_policy(collect: Collect) -> None:
     async def play(prompt: Prompt, policy: EpisodePolicy) -> float:
         raise TimeoutError("the database")
 
-    with raises(ForeignError, "TimeoutError"):
-        collect(play)
+    samples, _ = collect(play)
+    scores = [sample.score for sample in samples]
+    assert {(score.valid, score.outcome) for score in scores} == {(False, "infrastructure")}
+    assert {score.cause for score in scores} == {"episode: TimeoutError: the database"}
 
 
 def test_an_agent_that_asks_python_to_end_does_not_end_the_run_as_if_a_person_had(

@@ -10,12 +10,12 @@ from typing import Any
 import nemorl
 from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import BackendError, DeadlineError
-from nemorl.types import Prompt, Sample, Score
+from nemorl.types import Outcome, Prompt, Sample, Score
 from nemorl_cli.console import Console
 from recorded_messages import Raises
 from watched_run import WatchedRun
 
-LATE = {"environment_timeout": 1.0}
+LATE: Outcome = "environment_timeout"
 
 
 class Told:
@@ -33,18 +33,19 @@ class Told:
     def alerts(self) -> list[tuple[str, int]]:
         return [(event["rule"], event["step"]) for event in self._run.events if event["event"] == "alert"]
 
-    def step(self, *groups: Sequence[float], metrics: Sequence[dict[str, float]] = ()) -> None:
-        """A rollout of these rewards; ``metrics`` are those of the first samples."""
+    def step(self, *groups: Sequence[float], ends: Sequence[Outcome] = (), **metrics: float) -> None:
+        """A rollout of these rewards; ``ends`` are those of the first samples, ``metrics`` the last one's."""
         self._step += 1
         rewards = [(index, reward) for index, group in enumerate(groups) for reward in group]
-        known = [*metrics, *[{}] * len(rewards)]
+        outcomes: list[Outcome] = [*ends, *["scored"] * len(rewards)]  # type: ignore[list-item]
+        known = [*[{}] * (len(rewards) - 1), metrics]
         samples = [
             Sample(
                 Prompt(index, "1+1=", ()),
                 (),
                 (),
                 (),
-                Score(reward, metrics=known[n], valid=self._is_scored),
+                Score(reward, metrics=known[n], valid=self._is_scored, outcome=outcomes[n], cause="node3"),
                 "2",
                 "stop",
             )
@@ -56,30 +57,38 @@ class Told:
 def test_three_steps_of_nothing_but_time_outs_end_the_run(raises: Raises) -> None:
     told = Told()
     for _ in range(2):
-        told.step([0, 0], [0, 0], metrics=[LATE] * 4)
-    told.step([0, 0], [0, 1], metrics=[LATE] * 3)  # one answered: the count begins anew
+        told.step([0, 0], [0, 0], ends=[LATE] * 4)
+    told.step([0, 0], [0, 1], ends=[LATE])  # three of four answered: the count begins anew
     for _ in range(2):
-        told.step([0, 0], [0, 0], metrics=[LATE] * 4)
-    with raises(DeadlineError, "100%", 6, 3):
-        told.step([0, 0], [0, 0], metrics=[{"episode_timeout": 1.0}, *[LATE] * 3])
-    assert told.alerts == [("failed_episodes", 6)]
+        told.step([0, 0], [0, 0], ends=[LATE] * 4)
+    with raises(DeadlineError, "75%", 6, 3, "infrastructure 1 (node3)"):
+        told.step([0, 0], [0, 1], ends=["infrastructure", *[LATE] * 2])
+    assert told.alerts == [("some_episodes_failed", 1), ("failed_episodes", 6)]
+
+
+def test_a_few_failures_are_told_once_with_where() -> None:
+    told = Told()
+    for _ in range(3):
+        told.step([0, 1] * 4, ends=["infrastructure"])
+    (warning,) = told.warnings
+    assert "12% of the episodes of step 1 failed without the policy's doing: infrastructure 1 (node3)" in warning
+
+
+def test_what_the_policy_did_is_no_failure() -> None:
+    told = Told(failed_steps=1)
+    told.step([0, 1], [0, 1], ends=["policy_timeout", "truncated", "refused"])
+    assert told.alerts == []
 
 
 def test_the_share_of_failed_episodes_and_the_number_of_steps_can_be_set(raises: Raises) -> None:
-    told = Told(failed_frac=0.5, failed_steps=1)
-    told.step([0, 1], [0, 1], metrics=[LATE])  # 1 of 4
-    with raises(DeadlineError, "50%", 2):
-        told.step([0, 1], [0, 1], metrics=[LATE, {"environment_error": 1.0}])
+    told = Told(failed_frac=0.75, failed_steps=1)
+    told.step([0, 1], [0, 1], ends=[LATE, LATE])  # 2 of 4
+    with raises(DeadlineError, "75%", 2):
+        told.step([0, 1], [0, 1], ends=[LATE, LATE], environment_error=1.0)
     never = Told(failed_steps=0)
     for _ in range(20):
-        never.step([0, 0], metrics=[LATE, LATE])
-    assert never.alerts == []
-
-
-def test_a_metric_of_zero_is_no_failure() -> None:
-    told = Told(failed_steps=1)
-    told.step([0, 1], metrics=[{"environment_timeout": 0.0}] * 2)
-    assert told.alerts == []
+        never.step([0, 0], ends=[LATE, LATE])
+    assert never.alerts == [("some_episodes_failed", 1)]
 
 
 def test_ten_steps_of_equal_rewards_are_warned_of_once_and_again_after_they_recovered() -> None:
@@ -132,4 +141,4 @@ def test_a_run_with_a_dead_environment_ends_with_an_error_and_an_event(
     with raises(DeadlineError, 2):
         config.build().fit([{"prompt": "1+1="}], sleeps, console=Console(quiet=True))
     names = [event["event"] for event in read_jsonl(tmp_path / "run" / "events.jsonl")]
-    assert names == ["started", "alert", "failed"]
+    assert names == ["started", "alert", "alert", "failed"]

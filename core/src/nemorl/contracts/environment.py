@@ -43,6 +43,10 @@ class Environment:
     needs_columns: frozenset[str] = frozenset()
     """Columns of rows that it cannot do without, e.g. ``answer``. Asked of the first row before the model is loaded."""
 
+    policy_can_stall: bool = False
+    """Whether what the policy writes can make it hang: programs, tools, expressions. A time-out is then the policy's
+    doing, and costs it; otherwise nothing is learnt from the episode."""
+
     drives_policy: ClassVar[bool] = False
     """It defines ``rollout``: episodes call the policy when they like."""
 
@@ -119,7 +123,7 @@ def as_step(result: object, *, owner: str = "the environment") -> Step:
         owner: Who returned it, for the error.
 
     >>> as_step(Step(0.5, "Go on.", done=False)).score
-    Score(reward=0.5, components={}, metrics={}, correct=None, answer=None, valid=True, turn_rewards=())
+    Score(reward=0.5, ..., outcome='scored', cause='')
     """
     if not isinstance(result, Step):
         return Step(as_score(result, owner=owner))

@@ -10,11 +10,13 @@ from nemorl.errors import BackendError
 from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.types import Row, Samples
 from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.policy_gradient.advantages import are_counted
 from nemorl_rl.policy_gradient.kl_charge import with_kl
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, kl_metrics
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from nemorl_rl.policy_gradient.updates import of_role, run_updates
 from nemorl_rl.rollouts.engine import RolloutPlan, accuracy_of, rollout_metrics
+from nemorl_rl.rollouts.outcomes import outcome_metrics
 from nemorl_rl.trainer import RolloutTrainer
 from nemorl_tensors import TokenBatch, masked_max, masked_mean, masked_min, segment_sum, standardized
 
@@ -71,7 +73,13 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         # 6. Publish: the next rollout must come from the new weights.
         self.sync_weights()
         of_critic = of_role("critic", critic_metrics)
-        return {**rollout_metrics(samples), **credit_metrics(batch), **of_critic, **policy_metrics}
+        return {
+            **rollout_metrics(samples),
+            **outcome_metrics(samples),
+            **credit_metrics(batch),
+            **of_critic,
+            **policy_metrics,
+        }
 
     @property
     def batch_size(self) -> int:
@@ -111,7 +119,10 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
             samples,
             loss_aggregation=config.loss_aggregation,
             temperature=config.generation.temperature,
-            drop=[config.overlong_filtering and sample.truncated for sample in samples],
+            drop=[
+                not counts or (config.overlong_filtering and sample.truncated)
+                for counts, sample in zip(are_counted(samples, config.rollouts.min_group), samples, strict=True)
+            ],
         )
         by_turn = turn_rewards(samples, batch.mask)
         batch = batch.with_tokens(turn_rewards=by_turn if config.credit == "turn" else torch.zeros_like(by_turn))

@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
 from nemorl_rl.placement.place import place
+from nemorl_rl.rollouts.outcomes import OutcomeTable
 from nemorl_rl.rollouts.recording import RecordingConfig
 from nemorl_rl.serving.snapshots import holds_adapters
 
@@ -51,9 +52,9 @@ class BreakerConfig(Config):
         True
     """
 
-    failed_frac: float = Field(1.0, gt=0, le=1)
-    """Share of a step's episodes that must have timed out, or failed in the environment, for the step to count. Lower
-    it where some tasks always get through."""
+    failed_frac: float = Field(0.5, gt=0, le=1)
+    """Share of a step's episodes that must have failed without the policy's doing (``environment_timeout``,
+    ``infrastructure``) for the step to count."""
     failed_steps: int = Field(3, ge=0)
     """Such steps in a row after which the run ends with an error; 0: never."""
     equal_frac: float = Field(0.95, gt=0, le=1)
@@ -83,10 +84,11 @@ class RolloutConfig(Config):
     """How a policy with LoRA gets to an engine that can apply adapters (``vllm``): ``merged`` into the weights, or
     ``separate``, the adapters alone. ``auto``: separate where weights travel between nodes with GPUs."""
     environment_timeout_s: float = Field(60.0, gt=0)
-    """Seconds the environment may take for one response; then it scores 0 and counts in ``environment_timeout``."""
+    """Seconds the environment may take for one response; then the episode ends (``on_outcome``) and counts in
+    ``environment_timeout``."""
     episode_timeout_s: float | None = Field(None, gt=0)
     """Seconds the environment may take for all responses of an episode together, generation not counted; then it ends
-    with 0 and counts in ``episode_timeout``. Set it for long conversations. Unset: only each response is limited.
+    (``on_outcome``) and counts in ``episode_timeout``. Set it for long conversations. Unset: each response is limited.
     For agents, which call the policy themselves: of the whole episode, generation counted; unset: half an hour."""
     max_calls: int = Field(64, ge=1, le=1_000_000)
     """Agents: answers that an episode may ask of the policy. It is refused more, and scores 0 if that ends it."""
@@ -99,6 +101,10 @@ class RolloutConfig(Config):
     the environment take different times; at most ``environment_concurrency`` episodes run at once."""
     environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1, le=10_000)
     """Responses scored at the same time, or episodes of agents. Raise it for environments that wait on a network."""
+    on_outcome: Annotated[OutcomeTable, RESUMABLE] = Field(default_factory=OutcomeTable)
+    """What is learnt from episodes that end without a verdict."""
+    min_group: Annotated[int, RESUMABLE] = Field(1, ge=1, le=100_000)
+    """Verdicts that a group needs: one with fewer trains nothing. A baseline of two responses is a loud one."""
     breaker: Annotated[BreakerConfig, RESUMABLE] = Field(default_factory=BreakerConfig)
     """When steps that teach nothing end the run, or are warned of."""
     mismatch_warning: Annotated[float, RESUMABLE] = Field(1.05, gt=1)

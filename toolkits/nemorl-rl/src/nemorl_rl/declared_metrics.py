@@ -124,16 +124,36 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "`dynamic_sampling`: groups whose rewards were all the same",
         "growth: the prompts are too easy or too hard by now",
     ),
+    "train/outcome/<name>": MetricInfo(
+        "How episodes end",
+        "share",
+        "share of episodes that ended so: `scored`, `truncated`, `policy_timeout`, `environment_timeout`, "
+        "`infrastructure`, `refused` or `cancelled`; those that occurred. `rollouts.on_outcome` says what each teaches",
+        "`infrastructure` and `environment_timeout` above 0: see their cause in `nemorl view`; growth of "
+        "`environment_timeout` while rewards are low: the policy may provoke it",
+    ),
+    "train/outcome_gradient/<name>": MetricInfo(
+        "What the gradient learns from",
+        "share",
+        "share of an outcome in the sum of |advantage| x tokens, the size of the surrogate's gradient before clipping",
+        "`truncated` or `policy_timeout` carries most of it: the policy mainly learns to be short or quick",
+    ),
+    "validation/failed_frac": MetricInfo(
+        "Validation failures",
+        "share",
+        "share of held-out responses without a verdict, which no other metric counts; appears when there are any",
+        "anything above 0: fewer prompts are behind every mean",
+    ),
     "train/environment/environment_timeout": MetricInfo(
         "Responses not scored in time",
         "share",
-        "share of responses that were not scored in time and got reward 0; appears when there are any",
+        "share of responses that were not scored in time; appears when there are any",
         _UNSCORED,
     ),
     "train/environment/episode_timeout": MetricInfo(
         "Responses not scored in time",
         "share",
-        "share of episodes that `rollouts.episode_timeout_s` ended with reward 0; appears when there are any",
+        "share of episodes that `rollouts.episode_timeout_s` ended; appears when there are any",
         _UNSCORED,
     ),
     "train/environment/calls": MetricInfo(

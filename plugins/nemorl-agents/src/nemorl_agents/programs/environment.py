@@ -36,6 +36,7 @@ class Agent(Environment):
     """Has episodes played and scored."""
 
     name = "agent"
+    policy_can_stall = True
 
     def __init__(self, player: Player, judge: Judge, *, timeout_s: float | None, give_up_after: int) -> None:
         """

@@ -21,8 +21,10 @@ from nemorl.types import Sample, Samples
 from nemorl_rl.policy_gradient.advantages import EPSILON, batch_normalized, differ, group_advantages
 from nemorl_rl.policy_gradient.config import ClippedConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
+from nemorl_rl.rollouts.outcomes import outcome_of
 
-TIMEOUTS = {"environment_timeout", "episode_timeout"}
+ANSWERED = {"scored", "truncated"}
+"""Outcomes of episodes that the environment gave components to."""
 """Metrics by which the kernel marks a score that the environment did not give: 0, without components."""
 
 
@@ -71,7 +73,7 @@ class GDPOTrainer(PolicyGradientTrainer[GDPOConfig]):
 
 
 def components(samples: Samples, expected: Collection[str] | None = None) -> dict[str, list[float]]:
-    """The reward of every sample, component by component; 0 in all of them where the environment timed out.
+    """The reward of every sample, component by component; 0 in all of them where the environment gave none.
 
     Args:
         samples: Scored responses.
@@ -80,7 +82,7 @@ def components(samples: Samples, expected: Collection[str] | None = None) -> dic
     Raises:
         UsageError: a response has other components, or fewer than two.
     """
-    answered = [sample.score.components for sample in samples if not TIMEOUTS & sample.score.metrics.keys()]
+    answered = [sample.score.components for sample in samples if outcome_of(sample) in ANSWERED]
     names = sorted(expected or (answered[0] if answered else ()))
     for found in map(sorted, answered):
         if len(found) < 2:

@@ -68,5 +68,5 @@ class ReinforcePlusPlusBaselineTrainer(PolicyGradientTrainer[ReinforcePlusPlusBa
     def compute_advantages(self, samples: Samples) -> list[float]:
         rewards = shaped_rewards(samples, self.config)
         centred = group_advantages(rewards, samples.group_ids, normalize_std=False, leave_one_out=False)
-        tokens = [0 if self.is_dropped(sample) else sample.response_tokens for sample in samples]
+        tokens = [0 if drops else s.response_tokens for drops, s in zip(self.dropped(samples), samples, strict=True)]
         return batch_normalized(centred, tokens)

@@ -111,6 +111,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         column: {pair["name"]: pair["value"] for pair in row[column] or ()} for column in ("components", "metrics")
     }
     score = Score(row["reward"], named["components"], named["metrics"], row["correct"], row["given"], row["valid"])
+    score = replace(score, outcome=row.get("outcome") or "scored", cause=row.get("cause") or "")
     earned: dict[int, list[tuple[int, float]]] = {}
     for turn in row["turns"] or ():
         if turn["reward"] is not None:

@@ -6,7 +6,7 @@ They are scheduled as the steps of turn-based environments are (``EnvironmentPoo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from nemorl_rl.agents.policy import LivePolicy, Sampler
 from nemorl_rl.agents.record import to_sample
 from nemorl_rl.chat.conversation import Conversation
 from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.environments.faults import failure, late
 from nemorl_rl.environments.pool import EnvironmentPool, require_finite
 from nemorl_rl.environments.scheduler import Job
 from nemorl_rl.rollouts.seeding import derive_seed
@@ -64,9 +65,11 @@ class AgentDriver:
         self._environment, self._sampler, self._tokenizer, self._codec = environment, sampler, tokenizer, codec
         self._pool, self._limits = pool, limits
 
-    def groups(self, prompts: Sequence[Prompt], size: int, seed: int) -> Iterator[list[Sample]]:
-        """``size`` episodes of each prompt; a group when its last one has ended."""
-        groups = {prompt.index: [self._new(prompt, g, seed) for g in range(size)] for prompt in prompts}
+    def groups(
+        self, prompts: Sequence[Prompt], numbers: Mapping[int, Sequence[int]], seed: int
+    ) -> Iterator[list[Sample]]:
+        """The episodes of each prompt that have these numbers; a group when its last one has ended."""
+        groups = {prompt.index: [self._new(prompt, g, seed) for g in numbers[prompt.index]] for prompt in prompts}
         episodes = [episode for group in groups.values() for episode in group]
         samples: dict[_Episode, Sample] = {}
         silence_s = self._limits.timeout_s + GRACE_S
@@ -94,7 +97,8 @@ class AgentDriver:
         owner = self._environment.owner
         episode.policy.close()
         with boundary(owner):
-            score = _timed_out() if episode.is_late else episode.result(owner)
+            failed = self._timed_out(episode.policy) if episode.is_late else failure(episode.answer, "episode")
+            score = failed or episode.result(owner)
             require_finite(score, f"episode of prompt {episode.prompt.index} ({episode.prompt.text[:50]!r})")
         calls = episode.policy.calls
         response = self._tokenizer.decode(calls[-1].completion.token_ids) if calls else ""
@@ -117,14 +121,17 @@ class AgentDriver:
                 result = await self._environment.rollout(prompt, policy)
         except TimeoutError:
             if limit.expired():
-                return _timed_out()
+                return self._timed_out(policy)
             raise
         except EpisodeError as error:
-            return Score(0.0, metrics={f"ended_by_{type(error).__name__}": 1.0})
+            name = type(error).__name__
+            return Score(0.0, metrics={f"ended_by_{name}": 1.0}, outcome="truncated", cause=name)
         finally:
             policy.close()
         return Score(0.0, valid=False) if result is None else as_score(result, owner=self._environment.owner)
 
-
-def _timed_out() -> Score:
-    return Score(0.0, metrics={"episode_timeout": 1.0})
+    def _timed_out(self, policy: LivePolicy) -> Score:
+        """The clock of an episode runs while the policy answers: whoever took more of it was late."""
+        answering_s = sum(call.span.ended_s - call.span.began_s for call in policy.calls)
+        by_policy = self._environment.policy_can_stall or answering_s > self._limits.timeout_s / 2
+        return late("episode_timeout", by_policy=by_policy)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
+import nemorl.types
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.metrics import MetricInfo
@@ -29,6 +30,8 @@ WORDS: Mapping[Outcome, tuple[str, str]] = {
     "no_calls": ("ended well and got no answer of the policy", "anything above 0: it may call another server"),
     "stopped": ("gave up at a limit of calls or tokens", "growth: raise `rollouts.max_calls` or the context"),
 }
+UNSAID: Mapping[Outcome, nemorl.types.Outcome] = {"timeout": "policy_timeout", "stopped": "truncated"}
+"""Ends whose consequence ``rollouts.on_outcome`` decides where the environment's config says none."""
 OUTCOME_METRICS: Mapping[str, MetricInfo] = {
     f"train/environment/outcome_{outcome}": MetricInfo(
         "How agents end", "share", f"share of episodes whose agent {words}", watch_for
@@ -68,9 +71,11 @@ async def worth(
     if fate == "reward":
         score = await reward()
     elif fate is None:
-        score = Score(0.0, valid=False)
+        said: nemorl.types.Outcome = "environment_timeout" if outcome == "timeout" else "infrastructure"
+        score = Score(0.0, valid=False, outcome=said, cause=f"the agent: {outcome}")
     else:
-        score = Score(float(fate), correct=False)
+        unsaid = "scored" if outcome in fates else UNSAID.get(outcome, "scored")
+        score = Score(float(fate), correct=False, outcome=unsaid)
     ends = {f"outcome_{name}": float(name == outcome) for name in OUTCOMES}
     return replace(score, metrics={**score.metrics, **ends})
 

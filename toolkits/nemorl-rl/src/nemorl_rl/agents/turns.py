@@ -14,6 +14,7 @@ from nemorl.types import Prompt, Score, Step
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.data.row_sizes import longest_text
 from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.environments.faults import failure, late
 from nemorl_rl.environments.loop_thread import in_thread
 
 
@@ -26,7 +27,7 @@ class FreeTurns(Environment):
             environment: Has ``start``.
             tokenizer: Of the policy.
             max_turns: Responses per episode at most.
-            timeout_s: Longest time of one answer of the environment; the episode then ends and the turn scores 0.
+            timeout_s: Longest time of one answer of the environment; then the episode ends.
         """
         self.name = environment.name
         self._environment, self._tokenizer = environment, tokenizer
@@ -37,7 +38,13 @@ class FreeTurns(Environment):
         return self._environment.owner
 
     async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:
-        episode = self._environment.start(prompt)
+        try:
+            episode = self._environment.start(prompt)
+        except Exception as error:
+            failed = failure(error, "reset")
+            if failed is None:
+                raise
+            return failed
         told, scores = list(prompt.token_ids), list[Score]()
         for turn in range(self._max_turns):
             completion = await policy.complete(told)
@@ -60,7 +67,12 @@ class FreeTurns(Environment):
         except TimeoutError:
             if not limit.expired():
                 raise
-            return Step(Score(0.0, metrics={"environment_timeout": 1.0}))
+            return Step(late("environment_timeout", by_policy=self._environment.policy_can_stall))
+        except Exception as error:
+            score = failure(error, "step")
+            if score is None:
+                raise
+            return Step(score)
 
 
 def observation(step: Step, told: Sequence[int], tokenizer: Tokenizer, limit: int) -> Sequence[int] | None:
@@ -73,7 +85,7 @@ def observation(step: Step, told: Sequence[int], tokenizer: Tokenizer, limit: in
 
 
 def total_score(scores: Sequence[Score]) -> Score:
-    """Rewards and parts add up over turns; the answer and its correctness are the last turn's word."""
+    """Rewards and parts add up over turns; the answer, its correctness and how it ended are the last turn's word."""
     if len(scores) == 1:
         return scores[0]
     components: Counter[str] = Counter()
@@ -83,4 +95,5 @@ def total_score(scores: Sequence[Score]) -> Score:
         metrics.update(score.metrics)
     last = scores[-1]
     reward, valid = sum(score.reward for score in scores), all(score.valid for score in scores)
-    return Score(reward, dict(components), dict(metrics), last.correct, last.answer, valid)
+    sums = Score(reward, dict(components), dict(metrics), last.correct, last.answer, valid)
+    return replace(sums, outcome=last.outcome, cause=last.cause)

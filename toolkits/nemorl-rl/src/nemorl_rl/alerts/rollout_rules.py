@@ -19,6 +19,7 @@ from nemorl.types import Sample
 
 from nemorl_rl.alerts.rules import Rule
 from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.rollouts.outcomes import FAILURES, failed_share, failure_causes, outcome_of
 from nemorl_rl.serving.sampler_precision import lower_precision
 
 MISMATCH = "token_mult_prob_error"
@@ -38,9 +39,10 @@ CAUSES = (
 FAILED_FRAC, EQUAL_FRAC = "rollouts/failed_frac", "rollouts/equal_frac"
 """Shares of a step's episodes that failed, and of its groups whose rewards are all the same: judged, not logged."""
 
-FAILED = frozenset({"environment_timeout", "episode_timeout", "environment_error"})
-"""Metrics of a score that say that the environment did not do its part. The pool counts the time-outs; environments
-that score 0 where a service of theirs fails may count ``environment_error``."""
+SOME_FAILED = 0.05
+"""Share of failed episodes above which a run says so, and where."""
+FAILED_METRIC = "environment_error"
+"""Metric of a score by which an environment says that a service of its failed, and that it scored 0 all the same."""
 
 
 class RolloutRule(Rule):
@@ -74,12 +76,18 @@ def rollout_rules(run: Config) -> Iterator[tuple[str, Rule]]:
     remedy = "What cannot be removed, `importance_correction` can weigh in algorithms that have it"
     rule = _mismatch_rule(run, "mismatch_warning", settings.mismatch_warning)
     yield "sampler_mismatch", rule.model_copy(update={"remedy": remedy})
+    yield "some_episodes_failed", RolloutRule(
+        metric=FAILED_FRAC, above=SOME_FAILED, set_by="rollouts.on_outcome",
+        words="{value:.0%} of the episodes of step {step} failed without the policy's doing: {causes}",
+        remedy="They train nothing; rollouts.on_outcome asks for others in their place (`refill`), or gives them a "
+        "score where the policy can provoke them",
+    )  # fmt: skip
     if breaker.failed_steps:
         yield "failed_episodes", RolloutRule(
             metric=FAILED_FRAC, at_least=breaker.failed_frac, patience=breaker.failed_steps,
             set_by="rollouts.breaker", severity="error", action="fail", error_class=DeadlineError,
-            words="the environment failed in {value:.0%} of the episodes of step {step}, and as much in "
-            f"{breaker.failed_steps} steps in a row",
+            words="{value:.0%} of the episodes of step {step} failed without the policy's doing, and as much in "
+            f"{breaker.failed_steps} steps in a row: {{causes}}",
             remedy="See whether what it needs is up and fast enough (rollouts.environment_timeout_s); "
             "rollouts.breaker.failed_steps: 0 goes on regardless",
         )  # fmt: skip
@@ -106,17 +114,19 @@ def _mismatch_rule(run: RolloutRunConfig, key: str, limit: float) -> RolloutRule
     )  # fmt: skip
 
 
-def rollout_record(samples: Sequence[Sample], failed_frac: float) -> dict[str, float]:
+def rollout_record(samples: Sequence[Sample], failed_frac: float) -> dict[str, Any]:
     """The values that the rules judge of a step's samples before anything is learnt from them.
 
     Args:
         samples: Of one step, those of a prompt side by side.
         failed_frac: From this share of failed episodes on, their equal rewards say nothing of the task.
     """
-    failed = sum(any(one.score.metrics.get(name, 0.0) > 0 for name in FAILED) for one in samples) / max(1, len(samples))
-    rewards = [sample.reward for sample in samples] or [0.0]
+    said = [s for s in samples if outcome_of(s) not in FAILURES and s.score.metrics.get(FAILED_METRIC, 0.0) > 0]
+    failed = failed_share(samples) + len(said) / max(1, len(samples))
+    rewards = [sample.reward for sample in samples if sample.score.valid] or [0.0]
     return {
         FAILED_FRAC: failed,
+        "causes": failure_causes(samples) or "the environment says no more",
         EQUAL_FRAC: 0.0 if failed >= failed_frac else _equal_share(samples),
         "lowest": min(rewards),
         "highest": max(rewards),

@@ -69,6 +69,7 @@ class _Composition(Environment):
             self.parts[name], self._environments[name] = part, environment
         self.needs_columns = frozenset().union(*(e.needs_columns for e in self._environments.values()))
         self.batched = any(environment.batched for environment in self._environments.values())
+        self.policy_can_stall = any(environment.policy_can_stall for environment in self._environments.values())
 
     def _start_all(self, prompt: Prompt) -> dict[str, Episode]:
         episodes = {}
@@ -159,13 +160,20 @@ class WeightedEnvironment(_Composition):
             correct = lead.score.reward > 0
         needed = {name: step for name, step in steps.items() if name not in self._may_abstain}
         valid = _all_valid(needed) and any(step.score.valid for step in steps.values())
-        score = Score(reward, components, metrics, correct, lead.score.answer, valid)
+        score = Score(reward, components, metrics, correct, lead.score.answer, valid, **_end(needed))
         return Step(score, lead.observation, lead.done)
 
 
 def _all_valid(steps: Mapping[str, Step]) -> bool:
     """A total of which one part could not be judged is no judgement."""
     return all(step.score.valid for step in steps.values())
+
+
+def _end(steps: Mapping[str, Step]) -> dict[str, Any]:
+    """``outcome`` and ``cause`` of the first part that did not end with a verdict of its own."""
+    ends = ((step.score.outcome, f"{name}: {step.score.cause}") for name, step in steps.items())
+    outcome, cause = next((end for end in ends if end[0] != "scored"), ("scored", ""))
+    return {"outcome": outcome, "cause": cause}
 
 
 class _WeightedEpisode:
@@ -222,9 +230,10 @@ class ChainEnvironment(_Composition):
         """The turns of the parts that were asked as one."""
         reward, components, metrics = self._total(steps)
         if len(steps) < len(self.parts):
-            return Step(Score(reward, components, metrics, correct=False, valid=_all_valid(steps)))
+            return Step(Score(reward, components, metrics, correct=False, valid=_all_valid(steps), **_end(steps)))
         last = list(steps.values())[-1]
-        score = Score(reward, components, metrics, last.score.correct, last.score.answer, _all_valid(steps))
+        valid = _all_valid(steps)
+        score = Score(reward, components, metrics, last.score.correct, last.score.answer, valid, **_end(steps))
         return Step(score, last.observation, last.done)
 
 

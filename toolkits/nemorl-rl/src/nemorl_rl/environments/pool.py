@@ -19,8 +19,10 @@ from nemorl.errors import boundary
 from nemorl.types import Prompt, Score, Step
 
 from nemorl_rl.config import RolloutConfig
+from nemorl_rl.environments.faults import failure, late
 from nemorl_rl.environments.loop_thread import LoopThread
 from nemorl_rl.environments.scheduler import J, Job, Scheduler
+from nemorl_rl.rollouts.outcomes import OutcomeTable
 
 HEARTBEAT_S = 1.0
 """An event loop that does not turn for this long is running blocking code."""
@@ -50,17 +52,28 @@ class _Turn(Job):
     """Name of the metric that counts its time-out."""
 
 
+@dataclass(frozen=True)
+class _Failed:
+    """An episode that could not begin."""
+
+    score: Score
+
+    def step(self, _response: str) -> Step:
+        return Step(self.score)
+
+
 class EnvironmentPool:
     """Steps many episodes at once: bounded, timed, and with every failure attributed.
 
     Blocking environments get a thread per running step, async ones are coroutines on one event loop that lives as long
-    as the pool, so clients may keep their connections. A step that takes longer than ``timeout_s`` scores 0 and counts
-    in ``environment_timeout``; an episode whose steps together take longer than ``episode_timeout_s`` likewise, in
-    ``episode_timeout``. Either way the episode ends, and the others go on. When as many steps in a row as run at once
+    as the pool, so clients may keep their connections. A step that takes longer than ``timeout_s`` ends its episode
+    and counts in ``environment_timeout``; an episode whose steps together take longer than ``episode_timeout_s``
+    likewise, in ``episode_timeout``. The others go on. When as many steps in a row as run at once
     have timed out, the environment is taken for dead and the rest of the turn is given up, so that a dead service costs
     one time-out and not one per response.
 
-    A step that raises stops the run with the environment named, since a silent zero would teach the wrong lesson.
+    Neither scores 0: ``Score.outcome`` says whose doing it was. So with a step that raises because a connection, a
+    service or a machine failed. One that raises anything else stops the run with the environment named.
     A coroutine that is given up is cancelled. Python cannot end a thread: one that is stuck is abandoned and replaced.
     """
 
@@ -74,6 +87,7 @@ class EnvironmentPool:
         chat_renderer: str | None = None,
         turns: Literal["together", "free"] = "together",
         concurrency: int = 16,
+        on_outcome: OutcomeTable | None = None,
     ) -> None:
         """
         Args:
@@ -84,6 +98,7 @@ class EnvironmentPool:
             chat_renderer: Writes messages of agents, instead of the model's chat template.
             turns: Whether conversations take their turns together.
             concurrency: Steps, or episodes of agents, that run at the same time.
+            on_outcome: What is learnt from episodes that end without a verdict.
         """
         self.environment = environment
         self.timeout_s = timeout_s
@@ -92,6 +107,7 @@ class EnvironmentPool:
         self.chat_renderer = chat_renderer
         self.turns = turns
         self.concurrency = concurrency
+        self.on_outcome = on_outcome or OutcomeTable()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._loop: LoopThread | None = None
@@ -107,13 +123,21 @@ class EnvironmentPool:
             chat_renderer=rollouts.chat_renderer,
             turns=rollouts.turns,
             concurrency=rollouts.environment_concurrency,
+            on_outcome=rollouts.on_outcome,
         )
 
     def start(self, prompt: Prompt) -> TimedEpisode:
         with boundary(self.environment.owner):
             number = next(self._numbers)
             with log_ids(episode=number):
-                return TimedEpisode(self.environment.start(prompt), prompt, number)
+                try:
+                    inner = self.environment.start(prompt)
+                except Exception as error:
+                    score = failure(error, "reset")
+                    if score is None:
+                        raise
+                    inner = _Failed(score)
+                return TimedEpisode(inner, prompt, number)
 
     def step(self, episodes: Sequence[TimedEpisode], responses: Sequence[str]) -> list[Step]:
         """One turn of each episode; results in order."""
@@ -160,9 +184,12 @@ class EnvironmentPool:
         )
 
     def _step(self, turn: _Turn) -> Step:
-        """Its answer; time-outs are answers, exceptions are raised."""
+        """Its answer; time-outs and failures of what it depends on are answers, other exceptions are raised."""
         if turn.is_late:
-            return Step(Score(0.0, metrics={turn.limit_metric: 1.0}))
+            return Step(late(turn.limit_metric, by_policy=self.environment.policy_can_stall))
+        failed = failure(turn.answer, "step")
+        if failed is not None:
+            return Step(failed)
         owner = self.environment.owner
         with boundary(owner):
             step = as_step(turn.result(owner), owner=owner)

@@ -29,6 +29,7 @@ from nemorl_rl.evaluation.voting import cons_at_k, pass_at_k
 from nemorl_rl.models.hub_models import require_models
 from nemorl_rl.placement.engines import standalone_generation
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan, accuracy_of
+from nemorl_rl.rollouts.outcomes import outcome_of
 from nemorl_rl.rollouts.prompts import to_prompts
 from nemorl_rl.rollouts.seeding import derive_seed
 
@@ -83,13 +84,23 @@ def measure(groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
     Returns:
         ``accuracy`` (mean correctness, or mean reward where nothing says right or wrong), ``reward``, ``avg_length``
         (response tokens), ``truncation_rate``; ``avg_turns`` where any episode had several; with G above 1 ``pass@k``,
-        and ``cons@k`` where the environment tells answers apart (``Score.answer``), for k = 1 … G.
+        and ``cons@k`` where the environment tells answers apart (``Score.answer``), for k = 1 … G. Responses without a
+        verdict are left out of all of these and told as ``failed_frac``, where there are any; without any verdict that
+        is all.
     """
-    return {name: Mean.of(values).value for name, values in values_by_prompt(groups).items()}
+    means = {name: Mean.of(values).value for name, values in values_by_prompt(groups).items()}
+    verdicts = [sample.score.valid for group in groups for sample in group]
+    if all(verdicts):
+        return means
+    failed = {"failed_frac": verdicts.count(False) / len(verdicts)}
+    return {**means, **failed} if any(verdicts) else failed
 
 
 def values_by_prompt(groups: Sequence[Sequence[Sample]]) -> dict[str, list[float]]:
-    """Each metric of :func:`measure`: its value for every prompt, in order."""
+    """Each metric of :func:`measure`: its value for every prompt that has a verdict, in order; ``pass@k`` and
+    ``cons@k`` for those that have k. So fewer prompts widen the interval."""
+    size = len(groups[0]) if groups else 0
+    groups = [judged for group in groups if (judged := [sample for sample in group if sample.score.valid])]
     samples = [sample for group in groups for sample in group]
     values = {
         "accuracy": [_mean(map(accuracy_of, group)) for group in groups],
@@ -99,16 +110,15 @@ def values_by_prompt(groups: Sequence[Sequence[Sample]]) -> dict[str, list[float
     }
     if any(sample.turns > 1 for sample in samples):
         values["avg_turns"] = [_mean(sample.turns for sample in group) for group in groups]
-    size = len(groups[0]) if groups else 0
     if size > 1:
         correct = [[accuracy_of(sample) > 0.5 for sample in group] for group in groups]
         for k in range(1, size + 1):
-            values[f"pass@{k}"] = [pass_at_k(size, sum(right), k) for right in correct]
+            values[f"pass@{k}"] = [pass_at_k(len(right), sum(right), k) for right in correct if len(right) >= k]
         if any(sample.score.answer is not None for sample in samples):
             answers = [[sample.score.answer for sample in group] for group in groups]
             by_prompt = [cons_at_k(given, right) for given, right in zip(answers, correct, strict=True)]
             for k in range(1, size + 1):
-                values[f"cons@{k}"] = [of_k[k - 1] for of_k in by_prompt]
+                values[f"cons@{k}"] = [of_k[k - 1] for of_k in by_prompt if len(of_k) >= k]
     return values
 
 
@@ -314,6 +324,7 @@ def eval_record(sample: Sample, dataset: str, seed: int) -> dict[str, Any]:
         "tokens": sample.response_tokens,
         "given": sample.score.answer,
         "correct": sample.score.correct,
+        "outcome": outcome_of(sample),
         "turns": sample.turns,
         "metrics": dict(sample.score.metrics),
     }

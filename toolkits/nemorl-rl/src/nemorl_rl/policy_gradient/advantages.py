@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 from nemorl.types import Sample, Samples
@@ -118,16 +118,19 @@ def over_valid(
     compute_advantages: Callable[[Samples], list[float]],
     low: float | None = None,
     high: float | None = None,
+    min_group: int = 1,
 ) -> list[float]:
-    """Advantages of the responses that could be scored, among themselves and within [low, high]; 0 for the others.
+    """Advantages of the responses that have a verdict, among themselves and within [low, high]; 0 for the others.
 
-    An environment that cannot judge a response says so with ``Score.valid``: its reward is in no baseline.
+    A response without one (``Score.valid``) is in no baseline, no spread and no mean, whatever estimates them.
 
     Args:
         samples: All responses of a step.
         compute_advantages: One advantage per response of the samples that it is given. It is never given none.
         low: Smallest advantage. None: any.
         high: Largest advantage. None: any.
+        min_group: Verdicts that a group needs. Those of a smaller one count nowhere; one that never had as many
+            responses needs all of its own.
 
     Returns:
         One advantage per response, in input order.
@@ -141,9 +144,31 @@ def over_valid(
         >>> over_valid(samples, lambda valid: group_advantages(valid.rewards, valid.group_ids, normalize_std=False))
         [-1.0, 0.0, 1.0]
     """
-    valid = Samples([sample for sample in samples if sample.score.valid])
-    found = iter(clip_advantages(compute_advantages(valid), low, high) if valid else ())
-    return [next(found) if sample.score.valid else 0.0 for sample in samples]
+    counts = are_counted(samples, min_group)
+    counted = Samples([sample for sample, counts_here in zip(samples, counts, strict=True) if counts_here])
+    found = iter(clip_advantages(compute_advantages(counted), low, high) if counted else ())
+    return [next(found) if counts_here else 0.0 for counts_here in counts]
+
+
+def are_counted(samples: Samples, min_group: int = 1) -> list[bool]:
+    """Of each response, whether it has a verdict that may be compared with enough others of its prompt.
+
+    Args:
+        samples: All responses of a step.
+        min_group: As in :func:`over_valid`.
+
+    Example:
+        >>> from nemorl.types import Prompt, Score
+        >>> def response(index: int, valid: bool) -> Sample:
+        ...     score = Score(1.0, valid=valid)
+        ...     return Sample(Prompt(index, "1+1=", (5,)), (5, 6), (False, True), (0.0, -1.0), score, "2", "stop")
+        >>> samples = Samples([response(0, True), response(0, False), response(1, True), response(1, True)])
+        >>> are_counted(samples), are_counted(samples, min_group=2)
+        ([True, False, True, True], [False, False, True, True])
+    """
+    sizes, verdicts = Counter(samples.group_ids), Counter(s.prompt.index for s in samples if s.score.valid)
+    small = {index for index, size in sizes.items() if verdicts[index] < min(min_group, size)}
+    return [sample.score.valid and sample.prompt.index not in small for sample in samples]
 
 
 def has_spread(group: Sequence[Sample]) -> bool:

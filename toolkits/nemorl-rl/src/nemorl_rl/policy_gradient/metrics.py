@@ -18,7 +18,7 @@ def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Me
     """Spread of advantages, and how many groups teach nothing because all their rewards are equal.
 
     Args:
-        samples: Scored responses.
+        samples: The responses of a step; those without a verdict are in no group.
         advantages: One per response, same order.
 
     Returns:
@@ -37,7 +37,8 @@ def group_metrics(samples: Samples, advantages: Sequence[float]) -> dict[str, Me
     """
     groups: dict[int, list[float]] = {}
     for sample in samples:
-        groups.setdefault(sample.prompt.index, []).append(sample.reward)
+        if sample.score.valid:
+            groups.setdefault(sample.prompt.index, []).append(sample.reward)
     means = [sum(rewards) / len(rewards) for rewards in groups.values()]
     mixed = [differ(rewards) for rewards in groups.values() if len(rewards) > 1]
     return {

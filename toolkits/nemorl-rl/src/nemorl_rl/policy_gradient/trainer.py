@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemorl.metrics import Metrics
 from nemorl.types import Row, Sample, Samples
 
-from nemorl_rl.policy_gradient.advantages import has_spread, over_valid
+from nemorl_rl.policy_gradient.advantages import are_counted, has_spread, over_valid
 from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, group_metrics, kl_metrics
 from nemorl_rl.policy_gradient.penalties import PenaliseMessages
 from nemorl_rl.policy_gradient.updates import BatchTransform, transformed
 from nemorl_rl.rollouts.engine import RolloutPlan, rollout_metrics
+from nemorl_rl.rollouts.outcomes import outcome_metrics
 from nemorl_rl.trainer import RolloutTrainer
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         # 1. Sample G responses per prompt from the current weights, each scored by the environment.
         samples = self.collect(rows)
 
-        # 2. Rewards become advantages, one per response. A response that nobody could score is in no baseline.
-        advantages = over_valid(samples, self.compute_advantages, config.advantage_clip_low, config.advantage_clip_high)
+        # 2. Rewards become advantages, one per response. A response without a verdict is in no baseline.
+        low, high, least = config.advantage_clip_low, config.advantage_clip_high, config.rollouts.min_group
+        advantages = over_valid(samples, self.compute_advantages, low, high, least)
 
         # 3. Freeze the policies the loss compares against, before any update moves the weights.
         batch = self.with_frozen_logprobs(self.to_batch(samples, advantages))
@@ -76,6 +78,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         self.sync_weights()
         return {
             **rollout_metrics(samples),
+            **outcome_metrics(samples, advantages),
             **group_metrics(samples, advantages),
             **advantage_metrics(batch),
             **kl_metrics(batch),
@@ -110,7 +113,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
             advantages,
             loss_aggregation=self.config.averages_over,
             temperature=self.config.generation.temperature,
-            drop=[self.is_dropped(sample) for sample in samples],
+            drop=self.dropped(samples),
         )
         return replace(batch, keep=self.config.token_filter)
 
@@ -191,6 +194,8 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         sampling = config.generation.sampling(filtered_logprobs=config.filtered_logprobs)
         return RolloutPlan(config.num_generations_per_prompt, sampling, config.max_turns, keep)
 
-    def is_dropped(self, sample: Sample) -> bool:
-        """Truncated responses with overlong filtering, and those that nobody could score, train nothing."""
-        return not sample.score.valid or (self.config.overlong_filtering and sample.truncated)
+    def dropped(self, samples: Samples) -> list[bool]:
+        """Of each response, whether it trains nothing: without a verdict, in too small a group, or truncated with
+        overlong filtering."""
+        counted, filters = are_counted(samples, self.config.rollouts.min_group), self.config.overlong_filtering
+        return [not counts or (filters and s.truncated) for counts, s in zip(counted, samples, strict=True)]

@@ -7,7 +7,7 @@ mask False; nothing is ever decoded and tokenised again.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from nemorl.base.process.timing import Span, Timer
@@ -122,10 +122,10 @@ class RolloutEngine:
         seed: int,
         on_generated: Callable[[], None] = lambda: None,
     ) -> Iterator[list[Sample]]:
-        """The groups of ``prompts``, each when its last episode has ended.
+        """The groups of ``prompts``, each when its last episode has ended, settled by the pool's table of outcomes.
 
         Turn by turn, a turn beginning when all of the last ended; or, where the environment drives, each episode at its
-        own pace.
+        own pace. Episodes that failed and are to be asked for again come in further rounds.
 
         Args:
             prompts: P tasks; ``index`` tells groups apart.
@@ -133,16 +133,41 @@ class RolloutEngine:
             seed: Seeds every sample of this call, each differently.
             on_generated: Called when the generator has nothing more to do but for later turns.
         """
+        table, size = self.environments.on_outcome, plan.samples_per_prompt
+        kept: dict[int, list[Sample]] = {prompt.index: [] for prompt in prompts}
+        numbers = {prompt.index: range(size) for prompt in prompts}
+        for left in range(table.max_refills, -1, -1):
+            again = {}
+            for group in self._sampled(prompts, numbers, plan, seed, on_generated):
+                index = group[0].prompt.index
+                kept[index] += [sample for sample in group if not (left and table.wants_another(sample))]
+                lost = size - len(kept[index])
+                if lost:
+                    first = (table.max_refills - left + 1) * size  # a number, and with it a seed, that no other has
+                    again[index] = range(first, first + lost)
+                else:
+                    yield table.settled(kept.pop(index))
+            if not again:
+                return
+            prompts, numbers = [prompt for prompt in prompts if prompt.index in again], again
+
+    def _sampled(
+        self,
+        prompts: Sequence[Prompt],
+        numbers: Mapping[int, Sequence[int]],
+        plan: RolloutPlan,
+        seed: int,
+        on_generated: Callable[[], None],
+    ) -> Iterator[list[Sample]]:
+        """Of each prompt the samples of these numbers, together, as they ended."""
         driving = self._driving(plan)
         if driving is not None:
             with self.timer.phase("generation"):
-                yield from self._driven(driving, prompts, plan, seed)
+                yield from self._driven(driving, prompts, numbers, plan, seed)
             on_generated()
             return
         limit = self.max_sequence_tokens
-        groups = {
-            prompt.index: [self._begin(prompt, g, seed) for g in range(plan.samples_per_prompt)] for prompt in prompts
-        }
+        groups = {prompt.index: [self._begin(prompt, g, seed) for g in numbers[prompt.index]] for prompt in prompts}
         for turn in range(plan.max_turns):
             active = [trajectory for group in groups.values() for trajectory in group if not trajectory.done]
             if not active:
@@ -172,7 +197,12 @@ class RolloutEngine:
         return FreeTurns(pool.environment, self.tokenizer, max_turns=plan.max_turns, timeout_s=pool.timeout_s)
 
     def _driven(
-        self, environment: Environment, prompts: Sequence[Prompt], plan: RolloutPlan, seed: int
+        self,
+        environment: Environment,
+        prompts: Sequence[Prompt],
+        numbers: Mapping[int, Sequence[int]],
+        plan: RolloutPlan,
+        seed: int,
     ) -> Iterator[list[Sample]]:
         from nemorl_rl.chat.codec import codec_of
         from nemorl_rl.chat.text import TokenizerText
@@ -189,7 +219,7 @@ class RolloutEngine:
             pool,
             limits=EpisodeLimits(most_tokens, plan.sampling.max_new_tokens, pool.max_calls, timeout_s),
         )
-        yield from driver.groups(prompts, plan.samples_per_prompt, seed)
+        yield from driver.groups(prompts, numbers, seed)
 
     def _begin(self, prompt: Prompt, g: int, seed: int) -> _Trajectory:
         size = len(prompt.token_ids)
@@ -223,7 +253,7 @@ class RolloutEngine:
 
 
 def rollout_metrics(samples: Samples) -> dict[str, Metric]:
-    """Metrics of one rollout, under NeMo RL's names.
+    """Metrics of one rollout, under NeMo RL's names. Means of rewards are those of episodes that have a verdict.
 
     Example:
         >>> one = Sample(Prompt(0, "1+1=", (5,)), (5, 7), (False, True), (0.0, -0.5), Score(1.0), "2", "stop")
@@ -231,25 +261,28 @@ def rollout_metrics(samples: Samples) -> dict[str, Metric]:
         1.0
     """
     lengths = [sample.response_tokens for sample in samples]
+    judged = [sample for sample in samples if sample.score.valid]
     metrics: dict[str, Metric] = {
-        "reward": Mean.of(samples.rewards),
-        "accuracy": Mean.of(accuracy_of(sample) for sample in samples),
+        "reward": Mean.of(sample.reward for sample in judged),
+        "accuracy": Mean.of(accuracy_of(sample) for sample in judged),
         "mean_prompt_length": Mean.of(len(sample.prompt.token_ids) for sample in samples),
         "mean_gen_tokens_per_sample": Mean.of(lengths),
         "max_gen_tokens_per_sample": Max.of(lengths),
         "mean_total_tokens_per_sample": Mean.of(sample.total_tokens for sample in samples),
         "num_samples": Sum(float(len(samples))),
-        "num_valid_samples": Sum(float(sum(sample.score.valid for sample in samples))),
+        "num_valid_samples": Sum(float(len(judged))),
         "total_num_tokens": Sum(float(sum(sample.total_tokens for sample in samples))),
         "natural_termination_rate": Mean.of(float(not sample.truncated) for sample in samples),
         "truncation_rate": Mean.of(float(sample.truncated) for sample in samples),
         "avg_turns_per_sample": Mean.of(sample.turns for sample in samples),
     }
-    for kind in ("components", "metrics"):
-        names = sorted({name for sample in samples for name in getattr(sample.score, kind)})
-        for name in names:
-            label = f"reward/{name}" if kind == "components" else f"environment/{name}"
-            metrics[label] = Mean.of(getattr(sample.score, kind).get(name, 0.0) for sample in samples)
+    named = {
+        "reward": [sample.score.components for sample in judged],
+        "environment": [sample.score.metrics for sample in samples],
+    }
+    for kind, numbers in named.items():
+        for name in sorted({name for each in numbers for name in each}):
+            metrics[f"{kind}/{name}"] = Mean.of(each.get(name, 0.0) for each in numbers)
     return metrics
 
 

@@ -49,7 +49,8 @@ class Judge(Environment):
             reply = await self._client.ask(question.parameters())
         except JudgeUnavailableError as error:
             self._warn(error)
-            return Score(0.0, metrics=self._metrics(environment_error=1.0), valid=False)
+            metrics = self._metrics(environment_error=1.0)
+            return Score(0.0, metrics=metrics, valid=False, outcome="infrastructure", cause=f"the judge: {error}")
         score = question.score(reply.text)
         if score is None:
             metrics = self._metrics(reply, judge_no_verdict=1.0)

@@ -65,6 +65,8 @@ SCHEMA = pa.schema(
         ("metrics", NUMBERS),
         ("correct", pa.bool_()),
         ("valid", pa.bool_()),
+        ("outcome", pa.string()),
+        ("cause", pa.string()),
         ("advantage", pa.float32()),
         ("kl", pa.float32()),
         ("filtered", pa.string()),

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from nemorl.base.process.timing import TimedTurns
 from nemorl.types import Sample
+from nemorl_rl.rollouts.outcomes import outcome_of
 
 from nemorl_cli.report.records.columns import doubles, field_lists, named_numbers, strings, token_lists
 from nemorl_cli.report.records.schema import SCHEMA, SEQUENCE
@@ -109,6 +110,8 @@ def _of_samples(samples: Sequence[Sample]) -> dict[str, Any]:
         "metrics": named_numbers([score.metrics for score in scores]),
         "correct": [None if score.correct is None else bool(score.correct) for score in scores],
         "valid": [bool(score.valid) for score in scores],
+        "outcome": [outcome_of(sample) for sample in samples],
+        "cause": strings([score.cause or None for score in scores]),
         "finish_reason": [sample.finish_reason for sample in samples],
         "prompt_tokens": [len(sample.prompt.token_ids) for sample in samples],
         "num_turns": [sample.turns for sample in samples],
