@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Concatenate
 
+from nemorl.contracts.workers import P, R, Shard, Verb
 from nemorl.errors import boundary
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import Form, WeightHandle
@@ -28,27 +29,32 @@ class LocalWorkerGroup:
     def data_parallel_size(self) -> int:
         return 1
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return self.call_as("backend", method, *args, **kwargs)
+    def call(self, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return self.call_as("backend", verb, *args, **kwargs)
 
-    def call_as(self, role: Role, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call_as(self, role: Role, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         with boundary(self.name):
-            return [self._host.call(role, method, args, kwargs)]
+            return [self._host.call(role, verb.__name__, args, kwargs)]
 
-    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return self.scatter_as("backend", method, shards)
+    def scatter(
+        self, verb: Verb[Concatenate[Shard, P], R], shards: Sequence[Shard], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        return self.scatter_as("backend", verb, shards, *args, **kwargs)
 
-    def scatter_as(self, role: Role, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def scatter_as(
+        self,
+        role: Role,
+        verb: Verb[Concatenate[Shard, P], R],
+        shards: Sequence[Shard],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> list[R]:
         assert len(shards) == 1, f"one rank cannot take {len(shards)} shards"
-        return self.call_as(role, method, *shards[0])
+        return self.call_as(role, verb, shards[0], *args, **kwargs)
 
-    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
-        [found] = self.call(method, *args)
-        if isinstance(found, Future):
-            return found
-        done: Future[Any] = Future()
-        done.set_result(found)
-        return done
+    def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        [begun] = self.call(verb, *args, **kwargs)
+        return begun
 
     def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
         with boundary(self.name):
