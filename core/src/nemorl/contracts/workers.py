@@ -11,15 +11,14 @@ if TYPE_CHECKING:
 
     from nemorl.weights import Export, Form, WeightHandle
 
-
 P = ParamSpec("P")
 R = TypeVar("R")
-Shard = TypeVar("Shard")
+S = TypeVar("S")
 
 Verb = Callable[Concatenate[Any, P], R]
-"""A method as its class has it, ``TrainingBackend.train_step``: it names what workers do, and types the call. Each
-worker runs its own method of that name, not the protocol's.
-"""
+"""A method as its class has it, ``TrainingBackend.train_step``. Each worker runs its own method of that name."""
+ShardVerb = Callable[Concatenate[Any, S, P], R]
+"""One whose first argument is different on each data-parallel rank."""
 
 
 class WorkerGroup(Protocol):
@@ -35,9 +34,7 @@ class WorkerGroup(Protocol):
         """Call on all ranks; results in rank order."""
         ...
 
-    def scatter(
-        self, verb: Verb[Concatenate[Shard, P], R], shards: Sequence[Shard], *args: P.args, **kwargs: P.kwargs
-    ) -> list[R]:
+    def scatter(self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Call with ``shards[i]`` as first argument on data-parallel rank i; one result per shard."""
         ...
 

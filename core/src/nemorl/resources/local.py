@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Concatenate
 
-from nemorl.contracts.workers import P, R, Shard, Verb
+from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
 from nemorl.errors import boundary
-from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
+from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import Form, WeightHandle
 
 
-class LocalWorkerGroup:
+class LocalWorkerGroup(HostGroup):
     """A worker group of one rank that lives here."""
+
+    data_parallel_size = 1
 
     def __init__(self, factory: WorkerFactory, context: WorkerContext, name: str) -> None:
         self.name = name
@@ -25,36 +26,18 @@ class LocalWorkerGroup:
         with boundary(self.name):
             self._host.attach_engine(factory)
 
-    @property
-    def data_parallel_size(self) -> int:
-        return 1
-
-    def call(self, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        return self.call_as("backend", verb, *args, **kwargs)
-
     def call_as(self, role: Role, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         with boundary(self.name):
             return [self._host.call(role, verb.__name__, args, kwargs)]
 
-    def scatter(
-        self, verb: Verb[Concatenate[Shard, P], R], shards: Sequence[Shard], *args: P.args, **kwargs: P.kwargs
-    ) -> list[R]:
-        return self.scatter_as("backend", verb, shards, *args, **kwargs)
-
     def scatter_as(
-        self,
-        role: Role,
-        verb: Verb[Concatenate[Shard, P], R],
-        shards: Sequence[Shard],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, role: Role, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
         assert len(shards) == 1, f"one rank cannot take {len(shards)} shards"
         return self.call_as(role, verb, shards[0], *args, **kwargs)
 
     def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        [begun] = self.call(verb, *args, **kwargs)
-        return begun
+        return self.call(verb, *args, **kwargs)[0]
 
     def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
         with boundary(self.name):

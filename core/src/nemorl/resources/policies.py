@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nemorl.base.files.atomic import replacing_folder
 from nemorl.contracts import Loss, SnapshottingBackend, TrainingBackend, WeightsName, WorkerGroup
-from nemorl.contracts.workers import P, R, Verb
+from nemorl.contracts.workers import P, R, ShardVerb
 from nemorl.metrics import Metrics, merge
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
     from torch import Tensor
 
+    _PerToken = Tensor | tuple[Tensor, ...]
 
 Work = Literal["train", "measure", "reference", "save"]
 """What a model is about to do: learn, score with its weights, score with its initial ones, be written or read."""
@@ -70,12 +71,8 @@ class TrainingPolicy:
     def snapshot_files(self, *, wait: bool) -> dict[str, str] | None:
         """The files of the last snapshot and their digests, of all ranks; ``None`` while one of them is writing."""
         found = self.workers.call(SnapshottingBackend.snapshot_files, wait=wait)
-        merged: dict[str, str] = {}
-        for files in found:
-            if files is None:
-                return None
-            merged |= files
-        return merged
+        written = [files for files in found if files is not None]
+        return {file: digest for files in written for file, digest in files.items()} if written == found else None
 
     def load_checkpoint(self, path: Path) -> None:
         with self._turn("save"):
@@ -90,11 +87,7 @@ class TrainingPolicy:
         self.workers.shutdown()
 
     def _measured(
-        self,
-        verb: Verb[Concatenate[TokenBatch, P], Tensor | tuple[Tensor, ...]],
-        batch: TokenBatch,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, verb: ShardVerb[TokenBatch, P, _PerToken], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
     ) -> list[Tensor]:
         """The results of a verb that returns per-token tensors, in the order of ``batch``."""
         import torch
@@ -116,7 +109,7 @@ class TrainingPolicy:
         return found
 
     def _sharded(
-        self, verb: Verb[Concatenate[TokenBatch, P], R], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
+        self, verb: ShardVerb[TokenBatch, P, R], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[list[list[int]], list[R]]:
         ranks = self.workers.data_parallel_size
         if ranks == 1:

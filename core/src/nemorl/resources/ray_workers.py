@@ -18,7 +18,7 @@ from functools import partial
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Concatenate
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
@@ -26,12 +26,12 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from nemorl.base.packages.interpreters import require_interpreter
 from nemorl.base.process.logs import carried
 from nemorl.config.cluster import ClusterConfig
-from nemorl.contracts.workers import P, R, Shard, Verb
+from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
 from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_actor import RayWorker, WorkerFacts
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
 from nemorl.resources.ray_errors import FIXES, fate_of, in_words
-from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory
+from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory
 from nemorl.weights import Form, WeightHandle
 
 BLAME_S = 5.0
@@ -79,7 +79,7 @@ class _Rank:
     is_lost: bool = False
 
 
-class RayWorkerGroup:
+class RayWorkerGroup(HostGroup):
     """One object of ``worker_class`` per place of a cluster, called together.
 
     Example:
@@ -133,29 +133,14 @@ class RayWorkerGroup:
         """Host, address and process of each rank."""
         return [rank.facts for rank in self._ranks]
 
-    def call(self, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        """Call on all ranks; results in rank order."""
-        return self.call_as("backend", verb, *args, **kwargs)
-
     def call_as(self, role: Role, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         shared = [ray.put(value) if _is_large(value) else value for value in args]
         with self._order:
             calls = {rank: self._invoke(rank, role, verb.__name__, kwargs, shared) for rank in self._ranks}
         return list(self._gather(verb.__name__, calls).values())
 
-    def scatter(
-        self, verb: Verb[Concatenate[Shard, P], R], shards: Sequence[Shard], *args: P.args, **kwargs: P.kwargs
-    ) -> list[R]:
-        """Call with ``shards[i]`` as first argument on data-parallel rank i; one result per shard."""
-        return self.scatter_as("backend", verb, shards, *args, **kwargs)
-
     def scatter_as(
-        self,
-        role: Role,
-        verb: Verb[Concatenate[Shard, P], R],
-        shards: Sequence[Shard],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, role: Role, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
         method, members = verb.__name__, self._shards
         assert len(shards) == len(members), f"{len(shards)} shards for {len(members)} data-parallel ranks"
@@ -164,14 +149,12 @@ class RayWorkerGroup:
             workers = self._ranks
             for numbers, shard in zip(members, shards, strict=True):
                 # Ranks that share a shard read one copy of it.
-                is_shared = len(numbers) > 1
-                sent = [ray.put(value) if is_shared and _is_large(value) else value for value in (shard, *args)]
+                sent = [ray.put(value) if len(numbers) > 1 and _is_large(value) else value for value in (shard, *args)]
                 calls |= {workers[n]: self._invoke(workers[n], role, method, kwargs, sent) for n in numbers}
         results = self._gather(method, calls)
         return [results[numbers[0]] for numbers in members]
 
     def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Call on one of several independent replicas and return at once."""
         worker, method = self._ranks[rank], verb.__name__
         answer: Future[R] = Future()
 

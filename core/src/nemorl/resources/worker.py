@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from nemorl.contracts import WorkerGroup
-from nemorl.contracts.workers import P, R, Shard, Verb
+from nemorl.contracts.workers import P, R, S, ShardVerb, Verb, WorkerGroup
 from nemorl.errors import BackendError
 from nemorl.weights import Form, WeightHandle, transport
 
@@ -44,7 +43,6 @@ Role = Literal["backend", "engine", "host"]
 
 AttachedFactory = Callable[[Any, WorkerContext], Any]
 """Builds an object that lives in another one's process, given that one: an engine over a trainer's own weights."""
-
 
 SUBMITTED_CALLS = 256
 """Submitted to one worker at the same time."""
@@ -100,17 +98,18 @@ class HostGroup(WorkerGroup, Protocol):
         """Build an engine beside each worker."""
         ...
 
+    def call(self, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return self.call_as("backend", verb, *args, **kwargs)
+
+    def scatter(self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return self.scatter_as("backend", verb, shards, *args, **kwargs)
+
     def call_as(self, role: Role, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """``call`` of the objects in a role."""
         ...
 
     def scatter_as(
-        self,
-        role: Role,
-        verb: Verb[Concatenate[Shard, P], R],
-        shards: Sequence[Shard],
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, role: Role, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
         """``scatter`` to the objects in a role."""
         ...
@@ -129,9 +128,7 @@ class AttachedGroup:
     def call(self, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         return self._hosts.call_as("engine", verb, *args, **kwargs)
 
-    def scatter(
-        self, verb: Verb[Concatenate[Shard, P], R], shards: Sequence[Shard], *args: P.args, **kwargs: P.kwargs
-    ) -> list[R]:
+    def scatter(self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         return self._hosts.scatter_as("engine", verb, shards, *args, **kwargs)
 
     def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
