@@ -96,22 +96,22 @@ class NothingWorkers:
     results_bytes: int = 0
     """Held here by what would be the store."""
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         return [None] * self.data_parallel_size
 
-    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def scatter(self, verb: Callable[..., Any], shards: Sequence[TokenBatch], *args: Any) -> list[Any]:
         count, clock = len(shards), time.perf_counter
         for rank in range(count):  # shards may be made when asked for: each is let go before the next
             start_s = clock()
             shard = shards[rank]
             cut_s = clock()
-            self._send(shard)
+            self._send((shard, *args))
             self.cut_s += cut_s - start_s
             self.send_s += clock() - cut_s
             del shard
         self.peak_bytes = _memory("VmHWM")
         start_s = clock()
-        pickled = [cloudpickle.dumps(self._answer(method, shard[0]), protocol=5) for shard in shards]
+        pickled = [cloudpickle.dumps(self._answer(verb.__name__, shard), protocol=5) for shard in shards]
         self.results_bytes = sum(len(data) for data in pickled)
         _forget_peak()
         answered_s = clock()
@@ -244,7 +244,7 @@ class Sink:
     def __init__(self, context: Any) -> None:
         pass
 
-    def ignore(self, *arrays: Any) -> None:
+    def ignore(self, arrays: Any) -> None:
         pass
 
     def train_step(self, batch: TokenBatch, loss: Any) -> Any:
@@ -274,12 +274,12 @@ def over_ray(mebibytes: int, repeats: int, ranks: int = 2) -> dict[str, float]:
     try:
         group = RayWorkerGroup(cluster, Sink, settings=settings)
         policy = TrainingPolicy(group)
-        shards = [(batch.select(shard), LOSS) for shard in batch.shards(ranks)]
-        arrays = [tuple(tensor.numpy() for tensor in _tensors(shard)) for shard, _ in shards]
+        shards = [batch.select(shard) for shard in batch.shards(ranks)]
+        arrays = [tuple(tensor.numpy() for tensor in _tensors(shard)) for shard in shards]
         calls: dict[str, Callable[[], Any]] = {
             "put": lambda: ray.put(data),
-            "arrays": lambda: group.scatter("ignore", arrays),
-            "scatter": lambda: group.scatter("train_step", shards),
+            "arrays": lambda: group.scatter(Sink.ignore, arrays),
+            "scatter": lambda: group.scatter(Sink.train_step, shards, LOSS),
             "train_step": lambda: policy.train_step(batch, LOSS),
             "get_logprobs": lambda: policy.get_logprobs(batch),
         }

@@ -161,7 +161,8 @@ class policy_class:
     def rank(self): return self.context.rank
     def shutdown(self): pass
 """,
-        check='assert worker_group.call("rank") == list(range(16))\nworker_group.shutdown()\ncluster.shutdown()',
+        check="assert worker_group.call(policy_class.rank) == list(range(16))\n"
+        "worker_group.shutdown()\ncluster.shutdown()",
         ray=True,
     ),
     "api-documentation.md:157": Use(

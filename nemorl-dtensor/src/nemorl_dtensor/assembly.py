@@ -1,7 +1,8 @@
 """From a policy's config to a model that can be scored: whole in one process, or spread over ranks.
 
 The order matters: adapters go into the plain model, then layers recompute their activations, then it is sharded, and
-only then, if it is sharded, does it get memory and weights.
+only then, if it is sharded, does it get memory and weights. Not here: what it must prove before it is used
+(``verification``).
 """
 
 from __future__ import annotations
@@ -14,20 +15,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nemorl.errors import BackendError
-from nemorl_tensors.engines.layouts import Layout
 
 from nemorl_dtensor.attention_cpu import use_fast_attention
-from nemorl_dtensor.layout import choose_layout, share_prefixes
 from nemorl_dtensor.model import load_model, skeleton
-from nemorl_dtensor.model_head import Scorer, verify
+from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_kernels import use_fast_kernels
 from nemorl_dtensor.model_lora import Adapters
 from nemorl_dtensor.model_quantized import prepare_layers, quantization
 from nemorl_dtensor.published_names import PublishedNames
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharded_weights import fill, hollow
-from nemorl_dtensor.sharding import reshard
-from nemorl_dtensor.value_head import ValueScorer, verify_values
+from nemorl_dtensor.value_head import ValueScorer
 from nemorl_dtensor.vocabulary_gradient import VocabularyGradient, gradient_of, vocabulary_gradients
 
 if TYPE_CHECKING:
@@ -46,17 +44,18 @@ AnyScorer = Scorer | ValueScorer | ShardedScorer
 
 @dataclass(frozen=True)
 class Assembly:
-    """A policy's model and the ways to use it."""
+    """A policy's model and the ways to use it, not verified yet."""
 
     model: PreTrainedModel
     names: PublishedNames
     scorer: AnyScorer
-    reference: AnyScorer | None
-    """The frozen initial weights, where they are asked for and no adapter can be turned off to get them"""
-    frozen: PreTrainedModel | None
-    """The model that it is of"""
     adapters: Adapters | None
-    layout: Layout
+    is_packed: bool
+    """Sequences share rows where they do not share tokens"""
+    reference: AnyScorer | None = None
+    """The frozen initial weights, where they are asked for and no adapter can be turned off to get them"""
+    frozen: PreTrainedModel | None = None
+    """The model that it is of"""
     gradients: Mapping[str, VocabularyGradient] = field(default_factory=dict)
     """Of parameters whose gradient, or a part of it, does not come from autograd"""
 
@@ -73,10 +72,13 @@ def assemble(
     """The model of this rank. Collective where there are several.
 
     Raises:
-        BackendError: The model cannot be loaded, scored or spread as the config asks.
+        BackendError: The model cannot be loaded or spread as the config asks.
     """
-    is_packed = _use_packed(config, worker.device)
-    attention = _attention(config, packed=is_packed, device=worker.device)
+    has_flash = worker.device.startswith("cuda") and importlib.util.find_spec("flash_attn") is not None
+    is_packed = has_flash if config.layout == "auto" else config.layout == "packed"
+    attention: str = config.attn_implementation
+    if attention == "auto" and is_packed and has_flash:
+        attention = "flash_attention_2"
     keeps_copy = reference and policy.lora is None
     if ranks is None:
         return _whole(policy, worker, config, attention, packed=is_packed, copied=keeps_copy, head=head)
@@ -97,35 +99,45 @@ def _whole(
     head: Head,
 ) -> Assembly:
     """In one process."""
-    packing = quantization(policy)
+    # 1. Load, and copy before anything can train.
+    is_quantized = policy.lora is not None and policy.lora.base == "nf4"
     model = load_model(
-        policy, worker.device, worker.seed, attn_implementation=attention, head=head, quantization=packing
+        policy,
+        worker.device,
+        worker.seed,
+        attn_implementation=attention,
+        head=head,
+        quantization=quantization(policy) if is_quantized else None,
     )
     if attention == "auto":
         use_fast_attention(model)
-    logprobs = partial(Scorer.of, chunk_tokens=config.logprob_chunk_tokens, packed=packed)
-    initial: PreTrainedModel | None = None
-    reference: AnyScorer | None = None
-    if copied:  # before anything can train
-        initial = copy.deepcopy(model).requires_grad_(False)
-        use_fast_kernels(initial)
-        reference = ValueScorer.of(initial) if head == "value" else logprobs(initial)
-        _layout(config, initial, reference, packed=packed)
+    initial = copy.deepcopy(model).requires_grad_(False) if copied else None
+
+    # 2. What is trained.
     names = PublishedNames(model)
     if policy.lora is None:
         model.requires_grad_(True)
     adapters = Adapters(model, policy.lora, worker.seed) if policy.lora is not None else None
-    if packing is not None:
+    if is_quantized:
         prepare_layers(model)
-    use_fast_kernels(model)
+
+    # 3. How it is computed.
+    for each in (model,) if initial is None else (model, initial):
+        use_fast_kernels(each)
     gradients = vocabulary_gradients(model)
     if policy.activation_checkpointing:
         _checkpoint_activations(model)
-    scorer = ValueScorer.of(model) if head == "value" else logprobs(model)
-    if isinstance(scorer, Scorer):
-        scorer = replace(scorer, gradient=gradient_of(scorer.weight, gradients))
-    layout = _layout(config, model, scorer, packed=packed)
-    return Assembly(model, names, scorer, reference, initial, adapters, layout, gradients)
+
+    # 4. How it is scored.
+    reference: AnyScorer | None
+    scorer: AnyScorer
+    if head == "value":
+        scorer, reference = ValueScorer.find(model), None if initial is None else ValueScorer.find(initial)
+    else:
+        found = Scorer.find(model, chunk_tokens=config.logprob_chunk_tokens)
+        scorer = replace(found, gradient=gradient_of(found.weight, gradients))
+        reference = None if initial is None else Scorer.find(initial, chunk_tokens=config.logprob_chunk_tokens)
+    return Assembly(model, names, scorer, adapters, packed, reference, initial, gradients)
 
 
 def _sharded(
@@ -140,7 +152,10 @@ def _sharded(
     trained: bool,
 ) -> Assembly:
     """This rank's part of it: the policy, or its frozen copy."""
+    # 1. Its shapes, without memory.
     model = skeleton(policy, attn_implementation=attention, head=head).requires_grad_(trained)
+
+    # 2. What is trained.
     names = PublishedNames(model)
     adapters: Adapters | None = None
     drawn: dict[str, Tensor] = {}
@@ -150,43 +165,13 @@ def _sharded(
             drawn = adapters.tensors()
     if trained and policy.activation_checkpointing:
         _checkpoint_activations(model)
+
+    # 3. How it is scored, spread over ranks; then memory and weights for this rank's part.
     logprobs = partial(Scorer.find, chunk_tokens=config.logprob_chunk_tokens)
     found: Scorer | ValueScorer = ValueScorer.find(model) if head == "value" else logprobs(model)
     scorer = ShardedScorer.of(model, found, ranks, sequence_parallel=config.sequence_parallel)
     fill(model, policy, worker.device, worker.seed, drawn, worker.rank, head)
-    if isinstance(found, ValueScorer):
-        verify_values(model, scorer.score, width_multiple=scorer.width_multiple)
-    else:
-        verify(model, found, scorer.score, width_multiple=scorer.width_multiple, packed=packed)
-    layout = _layout(config, model, scorer, packed=packed)
-    reshard(model)
-    return Assembly(model, names, scorer, None, None, adapters, layout)
-
-
-def _layout(config: DTensorConfig, model: PreTrainedModel, scorer: AnyScorer, *, packed: bool) -> Layout:
-    """The layout of batches for ``model``, which is made to share tokens where it is wanted and can."""
-    obstacle = ""
-    if config.layout == "shared" or (config.layout == "auto" and not packed):
-        width = scorer.width_multiple if isinstance(scorer, ShardedScorer) else 1
-        obstacle = share_prefixes(model, scorer.decoder, scorer.states, width_multiple=width)
-    return choose_layout(config.layout, packed=packed, obstacle=obstacle)
-
-
-def _use_packed(config: DTensorConfig, device: str) -> bool:
-    if config.layout == "auto":
-        return device.startswith("cuda") and importlib.util.find_spec("flash_attn") is not None
-    return config.layout == "packed"
-
-
-def _attention(config: DTensorConfig, *, packed: bool, device: str) -> str:
-    if (
-        config.attn_implementation == "auto"
-        and packed
-        and device.startswith("cuda")
-        and importlib.util.find_spec("flash_attn")
-    ):
-        return "flash_attention_2"
-    return config.attn_implementation
+    return Assembly(model, names, scorer, adapters, packed)
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

@@ -20,6 +20,7 @@ from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.observing import observed_decoding
 from nemorl_dtensor.prompt_scores import prompt_logprobs
 from nemorl_dtensor.published_names import PublishedNames
+from nemorl_dtensor.verification import verify
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -108,7 +109,9 @@ class LiveModel:
 
     @cached_property
     def _scorer(self) -> Scorer:
-        return Scorer.of(self._model)
+        scorer = Scorer.find(self._model)
+        verify(self._model, scorer, scorer.score)
+        return scorer
 
     @cached_property
     def _names(self) -> PublishedNames:

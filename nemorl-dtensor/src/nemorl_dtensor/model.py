@@ -51,7 +51,6 @@ def load_model(
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     if head == "value":
         transformers_logging.get_logger("transformers.modeling_utils").setLevel(logging.ERROR)
-    name = name_or_path(policy)
     dtype = getattr(torch, policy.precision)
     try:
         # What ends for want of memory is told below; transformers is not to blame.
@@ -68,7 +67,7 @@ def load_model(
                 else:
                     packing = {} if quantization is None else {"quantization_config": quantization}
                     model = _model_class(head).from_pretrained(
-                        name, config=config, dtype=dtype, attn_implementation=attention, **packing
+                        name_or_path(policy), config=config, dtype=dtype, attn_implementation=attention, **packing
                     )
             return _with_every_row(model.to(device).eval())
     except torch.OutOfMemoryError as error:

@@ -2,19 +2,17 @@
 
 # R = rows, W = row width, M = scored tokens, D = hidden size, V = vocabulary
 
-That split assumes ``logits = cap(head(decoder(ids)) * scale)``. Not every architecture keeps to it, so it is verified
-against the model's own forward pass when it is built: wrong numbers are an error, never a result. ``sharded_head`` has
-the same for a model that is spread over ranks, verified by the same function.
+That split assumes ``logits = cap(head(decoder(ids)) * scale)``. Not every architecture keeps to it, so ``verification``
+compares it with the model's own forward pass when it is built: wrong numbers are an error, never a result.
+``sharded_head`` has the same for a model that is spread over ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from nemorl.errors import BackendError
 from nemorl_tensors import linear_logprobs, linear_topk_logprobs
 from nemorl_tensors.engines.rows import Rows
@@ -26,15 +24,6 @@ from nemorl_dtensor.tree_attention import tree_arguments
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-PROBE_TOKENS = 8
-PROBE_LOGIT_STD = 20.0
-"""Spread of the logits in the check: large enough that a cap or scale that is missed changes them by far."""
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 1.0}
-"""Nats, at logits of ``PROBE_LOGIT_STD``. bfloat16 rounds a logit of 60 by 0.25."""
-
-Score = Callable[[Rows, float, float], Tensor]
-"""(rows, temperature, factor) -> [M] log-probs, the decoder's states multiplied by the factor first"""
 
 
 def decoder_states(decoder: nn.Module, rows: Rows) -> Tensor:
@@ -65,27 +54,20 @@ class Scorer:
     """Where the gradient of the head's weight is added up, if not by autograd"""
 
     @classmethod
-    def of(cls, model: PreTrainedModel, *, chunk_tokens: int | None = None, packed: bool = False) -> Scorer:
-        """Find the decoder and the head of ``model``, and check that they reproduce its log-probs.
+    def find(cls, model: PreTrainedModel, *, chunk_tokens: int | None = None) -> Scorer:
+        """Find the decoder and the head of ``model``, which may have no weights yet.
 
         Raises:
-            BackendError: They do not, or its sequences cannot be packed.
+            BackendError: It has no such parts, or another formula.
         """
-        scorer = cls.find(model, chunk_tokens=chunk_tokens)
-        verify(model, scorer, scorer.score, packed=packed)
-        return scorer
-
-    @classmethod
-    def find(cls, model: PreTrainedModel, *, chunk_tokens: int | None = None) -> Scorer:
-        """The same unchecked, for a model that has no weights yet."""
         head: nn.Module | None = model.get_output_embeddings()  # type: ignore[no-untyped-call]
         decoder: nn.Module = model.get_decoder()  # type: ignore[no-untyped-call]
         if head is None or decoder is model:
-            raise _unsupported(model, "it has no output head apart from its decoder")
+            raise unsupported(model, "it has no output head apart from its decoder")
         config = model.config.get_text_config()
         softcap, scale = getattr(config, "final_logit_softcapping", None), _logit_scale(config)
         if softcap is not None and scale != 1.0:
-            raise _unsupported(model, "it both scales and caps its logits")
+            raise unsupported(model, "it both scales and caps its logits")
         return cls(decoder, head, softcap, scale, chunk_tokens)
 
     def score(self, rows: Rows, temperature: float, factor: float = 1.0, keep: TokenFilter | None = None) -> Tensor:
@@ -140,72 +122,6 @@ class Scorer:
         return (asked or 1.0) / self.scale
 
 
-@torch.no_grad()
-def verify(
-    model: PreTrainedModel, scorer: Scorer, score: Score, *, width_multiple: int = 1, packed: bool = False
-) -> None:
-    """Compare ``score`` with the model's own logits, also on states blown up so that caps and scales show.
-
-    Collective where the model is sharded.
-
-    Args:
-        model: As transformers runs it.
-        scorer: Its parts.
-        score: What is checked.
-        width_multiple: Of the rows' width.
-        packed: Also check that two sequences in one row do not see each other.
-
-    Raises:
-        BackendError: They differ.
-    """
-    half = -(-PROBE_TOKENS // 2 // width_multiple) * width_multiple
-    ids = probe_ids(model, 2 * half)
-    rows = _all_scored(ids, None)
-    tolerance = TOLERANCE.get(next(model.parameters()).dtype, 1.0)
-    factor = PROBE_LOGIT_STD / max(float(_own_logits(model, scorer.decoder, ids, 1.0).std()), 1e-6)
-    logprobs = torch.log_softmax(_own_logits(model, scorer.decoder, ids, factor), -1)
-    expected = logprobs[:-1].gather(1, rows.target_ids[:, None]).squeeze(1)
-    error = float((score(rows, 1.0, factor) - expected).abs().max())
-    if not error <= tolerance:
-        raise _unsupported(model, f"decoder and output head give log-probs that are off by {error:.3g}")
-    if packed:
-        positions = torch.arange(half, device=ids.device).repeat(2)[None]
-        together = score(_all_scored(ids, positions), 1.0, factor)[half:]
-        alone = score(_all_scored(ids[:, half:], None), 1.0, factor)
-        if not torch.allclose(together, alone, atol=tolerance):
-            raise BackendError(
-                f"{type(model).__name__} with {model.config._attn_implementation} attention lets packed sequences see "
-                "each other",
-                fix="set policy.backend.layout: padded",
-            )
-
-
-def _own_logits(model: PreTrainedModel, decoder: nn.Module, ids: Tensor, factor: float) -> Tensor:
-    """[W, V] of the model's own forward pass, the decoder's states multiplied by ``factor``."""
-    calls = 0
-
-    def blow_up(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        output.last_hidden_state = output.last_hidden_state * factor
-        return output
-
-    hook = decoder.register_forward_hook(blow_up)
-    try:
-        logits: Tensor = model(input_ids=ids, use_cache=False).logits[0].float()
-    finally:
-        hook.remove()
-    if calls != 1:
-        raise _unsupported(model, "its forward pass does not call its decoder once")
-    return logits
-
-
-def _all_scored(ids: Tensor, positions: Tensor | None) -> Rows:
-    """One row of which every token but the first is scored."""
-    places = torch.arange(ids.shape[1], device=ids.device)
-    return Rows(ids, positions, places[:-1], places[1:], ids[0, 1:])
-
-
 def _logit_scale(config: Any) -> float:
     """Factor of the head's output: Cohere's ``logit_scale``, Granite's divisor, Falcon-H1's multiplier."""
     divisor = getattr(config, "logits_scaling", None) or 1.0
@@ -213,14 +129,7 @@ def _logit_scale(config: Any) -> float:
     return float(factors[0] * factors[1] / divisor)
 
 
-def probe_ids(model: PreTrainedModel, count: int) -> Tensor:
-    """[1, count] distinct token ids."""
-    vocabulary = model.config.get_text_config().vocab_size
-    step = max(1, vocabulary // count)
-    return torch.tensor([[index * step % vocabulary for index in range(count)]], device=model.device)
-
-
-def _unsupported(model: PreTrainedModel, why: str) -> BackendError:
+def unsupported(model: PreTrainedModel, why: str) -> BackendError:
     return BackendError(
         f"training backend dtensor cannot score {type(model).__name__}: {why}",
         fix="use another architecture or training backend (`nemorl plugins list`)",

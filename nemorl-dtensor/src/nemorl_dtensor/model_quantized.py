@@ -27,13 +27,11 @@ SCALES = "nf4_scales"
 
 
 def quantization(policy: TrainingOptions) -> Any:
-    """How transformers loads the policy's base model; ``None``: as it is stored.
+    """How transformers loads the policy's base model in 4 bits.
 
     Raises:
         BackendError: bitsandbytes is not installed.
     """
-    if policy.lora is None or policy.lora.base == "full":
-        return None
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # that a kernel of some hub is not there is no news
     if importlib.util.find_spec("bitsandbytes") is None:
         raise BackendError(

@@ -54,6 +54,7 @@ from nemorl_dtensor.origin import Origin
 from nemorl_dtensor.ranks import Ranks
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import hidden_matrices
+from nemorl_dtensor.verification import verified_layout
 
 if TYPE_CHECKING:
     from nemorl.config.models import TrainingOptions
@@ -72,7 +73,7 @@ class DTensorBackend(RankBackend[Optimizer]):
         self, policy: TrainingOptions, worker: WorkerContext, config: DTensorConfig, *, reference: bool, head: Head
     ) -> None:
         super().__init__(policy, worker, reference=reference, head=head)
-        keep_freed_memory(worker.device)
+        # 1. The model, or this rank's part of it.
         self._ranks: Ranks | None = None
         if worker.world_size > 1:
             self._ranks = Ranks.join(
@@ -80,11 +81,19 @@ class DTensorBackend(RankBackend[Optimizer]):
             )
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
-        self._adapters, self._layout = assembly.adapters, assembly.layout
+        self._adapters, self._gradients = assembly.adapters, assembly.gradients
+
+        # 2. It proves that it computes what transformers' own does, and which layouts it can.
+        if assembly.frozen is not None and assembly.reference is not None:
+            verified_layout(config, assembly.frozen, assembly.reference, packed=assembly.is_packed)
+        self._layout = verified_layout(config, self._model, self._scorer, packed=assembly.is_packed)
+
+        # 3. What steps, exports and checkpoints need.
+        keep_freed_memory(worker.device)
         self._exported = ExportedWeights(self._model, assembly.names, self._adapters, self._rank)
         rank, ranks = worker.rank, worker.world_size
         self._origin = Origin(policy, self._model, assembly.names, head, worker.seed, rank, ranks, worker.device)
-        self._work, self._gradients = self._meter(config.logprob_chunk_tokens), assembly.gradients
+        self._work = self._meter(config.logprob_chunk_tokens)
         # Adapters' dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
         torch.manual_seed(worker.seed + worker.rank)
         frozen = [] if assembly.frozen is None else [assembly.frozen]

@@ -18,7 +18,7 @@ from nemorl_tensors.engines.rows import Rows
 from nemorl_tensors.filtering import TokenFilter
 from torch import Tensor, nn
 
-from nemorl_dtensor.model_head import PROBE_TOKENS, TOLERANCE, Score, decoder_states, predicting_states, probe_ids
+from nemorl_dtensor.model_head import decoder_states, predicting_states
 from nemorl_dtensor.sharding import VALUE_HEAD
 
 if TYPE_CHECKING:
@@ -33,22 +33,15 @@ class ValueScorer:
     head: nn.Linear
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> ValueScorer:
-        """Find the decoder and the head of ``model``, and check that they reproduce its output.
+    def find(cls, model: PreTrainedModel) -> ValueScorer:
+        """Find the decoder and the head of ``model``, which may have no weights yet.
 
         Raises:
-            BackendError: They do not.
+            BackendError: transformers gives it no such head.
         """
-        scorer = cls.find(model)
-        verify_values(model, scorer.score)
-        return scorer
-
-    @classmethod
-    def find(cls, model: PreTrainedModel) -> ValueScorer:
-        """The same unchecked, for a model that has no weights yet."""
         head = dict(model.named_children()).get(VALUE_HEAD)
         if not isinstance(head, nn.Linear):
-            raise _unsupported(model, "transformers gives it no linear score on top of its decoder")
+            raise no_value_head(model, "transformers gives it no linear score on top of its decoder")
         return cls(model.get_decoder(), head)  # type: ignore[no-untyped-call]
 
     def score(
@@ -68,24 +61,7 @@ class ValueScorer:
         return torch.nn.functional.linear(states_MD, weight, bias).squeeze(-1).float()
 
 
-@torch.no_grad()
-def verify_values(model: PreTrainedModel, score: Score, *, width_multiple: int = 1) -> None:
-    """Compare ``score`` with the model's own output for a short text. Collective where the model is sharded.
-
-    Raises:
-        BackendError: They differ.
-    """
-    width = -(-PROBE_TOKENS // width_multiple) * width_multiple
-    ids = probe_ids(model, width)
-    last = torch.tensor([width - 1], device=ids.device)
-    found = score(Rows(ids, None, last, last, ids[0, -1:]), 1.0, 1.0)
-    expected = model(input_ids=ids, use_cache=False).logits.reshape(-1)[-1:].float()
-    error = float((found - expected).abs().max())
-    if not error <= TOLERANCE.get(next(model.parameters()).dtype, 1.0):
-        raise _unsupported(model, f"decoder and value head give values that are off by {error:.3g}")
-
-
-def _unsupported(model: PreTrainedModel, why: str) -> BackendError:
+def no_value_head(model: PreTrainedModel, why: str) -> BackendError:
     return BackendError(
         f"training backend dtensor cannot put a value head on {type(model).__name__}: {why}",
         fix="use another architecture for the critic or reward model",

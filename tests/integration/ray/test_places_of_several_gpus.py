@@ -37,13 +37,13 @@ def test_engines_see_the_gpus_of_the_places_they_spread_over(cluster: RayVirtual
     trainers = RayWorkerGroup(cluster, Seeing, settings=GroupSettings(name="trainers", share=0.5))
     settings = GroupSettings(name="engines", share=0.5, is_spmd=False, workers=2, places_per_worker=2)
     engines = RayWorkerGroup(cluster, Seeing, settings=settings)
-    seen, ids = engines.call("visible"), trainers.call("visible")
+    seen, ids = engines.call(Seeing.visible), trainers.call(Seeing.visible)
     assert sorted(ids) == ["4", "5", "6", "7"]
     assert seen == [",".join(ids[:2]), ",".join(ids[2:])]
 
     # One that died comes back with the same GPUs.
     ray.kill(engines._ranks[1].actor)
     engines.restart()
-    assert engines.call("visible") == seen
+    assert engines.call(Seeing.visible) == seen
     for group in (engines, trainers):
         group.shutdown()

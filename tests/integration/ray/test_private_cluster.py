@@ -37,7 +37,7 @@ class Busy:
 cluster = RayVirtualCluster([1], ClusterConfig(launcher="ray", cpus_per_worker=0.5))
 group = RayWorkerGroup(cluster, Busy)
 print("up", flush=True)
-group.call("spin")
+group.call(Busy.spin)
 """
 LONGEST_WAIT_S = 60.0
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from nemorl.config import ClusterConfig, GenerationConfig, PolicyConfig
+from nemorl.contracts import SleepingBackend
 from nemorl.errors import BackendError, WorkerLostError
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
@@ -60,7 +61,7 @@ def alone(request: GenerationRequest) -> list[tuple[int, ...]]:
 def sleeps(engines: RayWorkerGroup) -> bool:
     """Whether they do so now; they refuse while requests run."""
     try:
-        engines.call("sleep", 1)
+        engines.call(SleepingBackend.sleep, 1)
     except BackendError:
         return False
     return True
@@ -80,7 +81,7 @@ def test_requests_are_answered_cancelled_and_fail_each_for_itself(engines: RayWo
     while not sleeps(engines):
         refusals += 1
         assert refusals < 1000, "a cancelled request runs on"
-    engines.call("wake", ["weights", "cache"])
+    engines.call(SleepingBackend.wake, ["weights", "cache"])
     assert tokens(policy.submit(SHORT, owner="test").result(WAIT_S)) == wanted
     policy.shutdown()
 

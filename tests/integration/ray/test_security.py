@@ -28,7 +28,7 @@ class Echo:
 
 cluster = RayVirtualCluster([1], ClusterConfig(launcher="ray", cpus_per_worker=0.5, security=json.loads(sys.argv[1])))
 group = RayWorkerGroup(cluster, Echo)
-assert group.call("say", "hello") == ["hello"]
+assert group.call(Echo.say, "hello") == ["hello"]
 import ray
 print(ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.readline()

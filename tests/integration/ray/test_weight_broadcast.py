@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from nemorl.config import ClusterConfig, GenerationConfig, PolicyConfig
+from nemorl.contracts import GenerationBackend
 from nemorl.errors import WorkerLostError
 from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
@@ -35,7 +36,9 @@ def cluster() -> Iterator[RayVirtualCluster]:
 
 def answers(generators: RayWorkerGroup) -> list[tuple[int, list[tuple[int, ...]]]]:
     """Of each replica: its weights' version, and the tokens of its responses to one request."""
-    return [(group[0].weight_version, tokens(group)) for (group,) in generators.call("generate", [REQUEST])]
+    return [
+        (group[0].weight_version, tokens(group)) for (group,) in generators.call(GenerationBackend.generate, [REQUEST])
+    ]
 
 
 def tokens(group: Sequence[Completion]) -> list[tuple[int, ...]]:
@@ -65,12 +68,12 @@ def test_a_sharded_trainer_sends_to_two_generators_and_to_one_that_is_replaced(
     assert answers(generators) == [(1, expected), (1, expected)]
 
     second = trainers.publish("nccl", 2)
-    generators.call("update_weights", second, 2)
+    generators.call(GenerationBackend.update_weights, second, 2)
     assert answers(generators) == [(2, expected), (2, expected)]
 
     os.kill(generators.facts[1].pid, signal.SIGKILL)
     with raises(WorkerLostError, "generators", 1):
-        generators.call("update_weights", second, 2)
+        generators.call(GenerationBackend.update_weights, second, 2)
     generators.restart(GenerationFactory(GenerationConfig(), policy, second))
     assert answers(generators) == [(2, expected), (2, expected)]
     generators.shutdown()

@@ -54,18 +54,18 @@ def group(cluster: RayVirtualCluster, tmp_path: Path) -> Iterator[RayWorkerGroup
 
 
 def test_calls_reach_all_ranks_and_results_come_in_rank_order(group: RayWorkerGroup) -> None:
-    assert group.call("add", 10) == [10, 11]
-    assert group.scatter("add", [(1,), (5,)]) == [1, 6]
-    first, second = group.call("place")
+    assert group.call(Adder.add, 10) == [10, 11]
+    assert group.scatter(Adder.add, [1, 5]) == [1, 6]
+    first, second = group.call(Adder.place)
     assert (first.rank, second.rank, first.world_size) == (0, 1, 2)
     assert first.master_port == second.master_port > 0
 
 
 def test_workers_log_as_the_run_does_with_its_ids_and_their_own(group: RayWorkerGroup, tmp_path: Path) -> None:
-    group.call("note", "nobody logs")
+    group.call(Adder.note, "nobody logs")
     with installed(RunHandler(io.StringIO(), logging.INFO, "json", {"run": "r1", "step": 3})), log_ids(episode=7):
-        group.call("note", "one")
-        group.call("note", "two")
+        group.call(Adder.note, "one")
+        group.call(Adder.note, "two")
     texts = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert len(texts) == 2
     for text in texts.values():
@@ -81,7 +81,7 @@ def test_workers_log_as_the_run_does_with_its_ids_and_their_own(group: RayWorker
 def test_ranks_that_share_a_shard_answer_once(cluster: RayVirtualCluster) -> None:
     group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(shards=(0, 0)))
     assert group.data_parallel_size == 1
-    assert group.scatter("add", [(7,)]) == [7]
+    assert group.scatter(Adder.add, [7]) == [7]
     group.shutdown()
 
 
@@ -89,18 +89,18 @@ def test_attached_objects_live_and_die_with_their_hosts(group: RayWorkerGroup) -
     group.attach_engine(Doubler)
     attached = AttachedGroup(group)
     assert attached.data_parallel_size == 2
-    assert attached.call("double", 3) == [6, 8]  # twice what its host adds to 3
-    assert attached.scatter("double", [(1,), (5,)]) == [2, 12]
+    assert attached.call(Doubler.double, 3) == [6, 8]  # twice what its host adds to 3
+    assert attached.scatter(Doubler.double, [1, 5]) == [2, 12]
     with pytest.raises(WorkerLostError):
-        group.call("fail", 1, "dies")
+        group.call(Adder.fail, 1, "dies")
     group.restart()
-    assert attached.call("double", 3) == [6, 8]
+    assert attached.call(Doubler.double, 3) == [6, 8]
 
 
 def test_an_error_in_a_loss_names_the_loss_and_its_worker_lives_on(group: RayWorkerGroup, raises: Raises) -> None:
     with raises(ForeignError, "Faulty", "SystemExit", 0):
-        group.call("fail", 1, "loses")
-    assert group.call("add", 1) == [1, 2]
+        group.call(Adder.fail, 1, "loses")
+    assert group.call(Adder.add, 1) == [1, 2]
 
 
 def test_ranks_of_one_shard_need_not_be_neighbours() -> None:
@@ -112,12 +112,12 @@ def test_ranks_of_one_shard_need_not_be_neighbours() -> None:
 
 
 def test_a_worker_that_dies_is_named_with_its_last_words_and_replaced(group: RayWorkerGroup, raises: Raises) -> None:
-    group.call("add", 10)
+    group.call(Adder.add, 10)
     pid = group.facts[1].pid
     with raises(WorkerLostError, "adders", 1, pid, 10):
-        group.call("fail", 1, "dies")
+        group.call(Adder.fail, 1, "dies")
     group.restart()
-    assert group.call("add", 5) == [5, 6]
+    assert group.call(Adder.add, 5) == [5, 6]
 
 
 def test_a_worker_that_does_not_answer_is_named(
@@ -126,28 +126,28 @@ def test_a_worker_that_does_not_answer_is_named(
     group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(name="adders"))
     monkeypatch.setattr(group, "_timeout_s", 8.0)  # not before: starting two processes may take longer
     with raises(WorkerHungError, 8, "adders", 1):
-        group.call("fail", 1, "sleeps")
+        group.call(Adder.fail, 1, "sleeps")
     group.kill()
 
 
 def test_a_workers_own_error_arrives_as_it_is(group: RayWorkerGroup, raises: Raises) -> None:
     with raises(BackendError):
-        group.call("fail", 0, "refuses")
+        group.call(Adder.fail, 0, "refuses")
 
 
 def test_a_foreign_error_names_the_rank(group: RayWorkerGroup, raises: Raises) -> None:
     with raises(ForeignError, "adders", 1, "ZeroDivisionError"):
-        group.call("fail", 1, "breaks")
+        group.call(Adder.fail, 1, "breaks")
 
 
 def test_only_the_lost_replica_is_replaced(cluster: RayVirtualCluster) -> None:
     group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(is_spmd=False))
-    kept, lost = group.call("process")
+    kept, lost = group.call(Adder.process)
     os.kill(lost, signal.SIGKILL)
     with pytest.raises(WorkerLostError):
-        group.call("process")
+        group.call(Adder.process)
     group.restart()
-    again, new = group.call("process")
+    again, new = group.call(Adder.process)
     assert (again, new != lost) == (kept, True)
     group.shutdown()
 
@@ -160,12 +160,12 @@ def test_no_call_enters_a_group_that_is_being_revived(cluster: RayVirtualCluster
     answers: list[object] = []
     while revival.is_alive():
         try:
-            answers.append(group.call("add", 10))
+            answers.append(group.call(Adder.add, 10))
         except WorkerLostError:  # the one of before: whoever called waits for the new one and calls again
             answers.append(None)
     revival.join()
     # Contexts of replicas are all of rank 0.
-    assert group.call("add", 10) == [10, 10]
+    assert group.call(Adder.add, 10) == [10, 10]
     assert None in answers
     assert all(answer in (None, [10, 10]) for answer in answers)
     assert not any(rank.is_lost for rank in group._ranks), "the loss of the old one was put down to the new one"
@@ -174,7 +174,7 @@ def test_no_call_enters_a_group_that_is_being_revived(cluster: RayVirtualCluster
 
 def nap(group: RayWorkerGroup) -> None:
     with suppress(WorkerLostError):
-        group.scatter("nap", [(3.0,), (0.0,)])
+        group.scatter(Adder.nap, [3.0, 0.0])
 
 
 def test_a_busy_replica_is_not_taken_for_a_lost_one(
@@ -182,14 +182,14 @@ def test_a_busy_replica_is_not_taken_for_a_lost_one(
 ) -> None:
     monkeypatch.setattr("nemorl.resources.ray_workers.BLAME_S", 0.2)
     group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(is_spmd=False))
-    busy, lost = group.call("process")
+    busy, lost = group.call(Adder.process)
     sleeper = threading.Thread(target=nap, args=(group,))
     sleeper.start()
     os.kill(lost, signal.SIGKILL)
     with pytest.raises(WorkerLostError):  # when Ray knows, which takes it a moment
-        group.call("process")
+        group.call(Adder.process)
     group.restart()
-    assert group.call("process")[0] == busy
+    assert group.call(Adder.process)[0] == busy
     sleeper.join()
     group.shutdown()
 
@@ -200,7 +200,7 @@ def test_variables_and_ray_s_runtime_environment_reach_the_workers(
     changes = {"env_vars": {"NCCL_SOCKET_IFNAME": "lo"}, "runtime_env": {"config": {"setup_timeout_seconds": 60}}}
     monkeypatch.setattr(cluster, "config", CPU.model_copy(update=changes))
     group = RayWorkerGroup(cluster, SlowStarter)
-    assert group.call("variable", "NCCL_SOCKET_IFNAME") == ["lo", "lo"]
+    assert group.call(SlowStarter.variable, "NCCL_SOCKET_IFNAME") == ["lo", "lo"]
     assert "NCCL_SOCKET_IFNAME" not in os.environ
     group.shutdown()
 
@@ -237,9 +237,9 @@ def test_workers_run_under_another_interpreter(cluster: RayVirtualCluster, tmp_p
     python = tmp_path / "other" / "bin" / "python"
     ours = RayWorkerGroup(cluster, Adder, settings=GroupSettings(share=0.5))
     theirs = RayWorkerGroup(cluster, Adder, settings=GroupSettings(share=0.5, python=python, modules=("torch",)))
-    assert set(ours.call("interpreter")) == {sys.executable}
-    assert set(theirs.call("interpreter")) == {str(python)}
-    assert theirs.call("add", 1) == [1, 2]
+    assert set(ours.call(Adder.interpreter)) == {sys.executable}
+    assert set(theirs.call(Adder.interpreter)) == {str(python)}
+    assert theirs.call(Adder.add, 1) == [1, 2]
     ours.shutdown()
     theirs.shutdown()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -34,9 +34,9 @@ class Ranks:
         self.data_parallel_size = count
         self.given: list[Any] = []
 
-    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        self.given = [shard[0] for shard in shards]
-        return [getattr(Rank(), method)(*shard) for shard in shards]
+    def scatter(self, verb: Callable[..., Any], shards: Sequence[TokenBatch], *args: Any) -> list[Any]:
+        self.given = list(shards)
+        return [getattr(Rank(), verb.__name__)(shard, *args) for shard in shards]
 
 
 def batch() -> TokenBatch:
@@ -66,7 +66,7 @@ def test_a_backend_that_raises_is_named(raises: Raises) -> None:
             raise MemoryError("full")
 
     with raises(ForeignError, "Broken", "MemoryError"):
-        LocalWorkerGroup(lambda _: Broken(), WorkerContext(), "generation backend Broken").call("generate", [])
+        LocalWorkerGroup(lambda _: Broken(), WorkerContext(), "generation backend Broken").call(Broken.generate, [])
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nemorl.contracts import RequestBackend
 from nemorl.errors import ForeignError, ResourceError, WorkerLostError
 from nemorl.resources.ray_errors import FATES, FIXES, fate_of
+from nemorl.types import GenerationRequest, SamplingParams
 
 pytestmark = pytest.mark.slow  # Ray is imported
 
@@ -82,7 +84,7 @@ def test_a_reply_that_nobody_expects_hangs_nobody() -> None:
         return SimpleNamespace(future=lambda: answers[-1])
 
     workers._invoke = invoke
-    reply = workers.submit(0, "generate")
+    reply = workers.submit(0, RequestBackend.submit, GenerationRequest((5,), SamplingParams()))
     answers[0].set_exception(RuntimeError("not of Ray at all"))
     with pytest.raises(RuntimeError, match=r"^not"):
         reply.result(timeout=10)

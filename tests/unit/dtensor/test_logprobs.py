@@ -13,6 +13,7 @@ from nemorl.errors import BackendError, NemorlError, UsageError
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_dtensor.verification import verify
 from nemorl_tensors import TokenBatch
 from recorded_messages import Raises
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -124,8 +125,9 @@ def test_the_head_check_refuses_a_model_with_another_formula(pretrained: Path, r
     model = load_model(PolicyConfig(model_name=str(pretrained)))
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda _module, _inputs, output: output * 1.5)
+    scorer = Scorer.find(model)
     with raises(BackendError, varies=r"\d+\.\d+"):
-        Scorer.of(model)
+        verify(model, scorer, scorer.score)
 
 
 def test_bfloat16_scores_close_to_float32_and_in_float32(build: Build, batch: TokenBatch) -> None:

@@ -330,11 +330,11 @@ class Replicas:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.workers = [Spoken(tokenizer, lambda prompt, number: f"{prompt}|") for _ in range(3)]
 
-    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [getattr(worker, method)(*shard) for worker, shard in zip(self.workers, shards, strict=True)]
+    def scatter(self, verb: Callable[..., Any], shards: Sequence[Any]) -> list[Any]:
+        return [getattr(worker, verb.__name__)(shard) for worker, shard in zip(self.workers, shards, strict=True)]
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return [getattr(worker, method)(*args, **kwargs) for worker in self.workers]
+    def call(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        return [getattr(worker, verb.__name__)(*args, **kwargs) for worker in self.workers]
 
     def shutdown(self) -> None: ...
 

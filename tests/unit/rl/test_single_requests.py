@@ -70,13 +70,8 @@ class Replicas:
     def data_parallel_size(self) -> int:
         return len(self.engines)
 
-    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
-        found = getattr(self.named[rank], method)(*args)
-        if isinstance(found, Future):
-            return found
-        done: Future[Any] = Future()
-        done.set_result(found)
-        return done
+    def submit(self, rank: int, verb: Callable[..., Future[Any]], *args: Any) -> Future[Any]:
+        return verb(self.named[rank], *args)
 
     def lose(self, rank: int) -> WorkerLostError:
         error = WorkerLostError(f"generation backend rank {rank} died", fix="")

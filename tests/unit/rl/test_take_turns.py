@@ -8,6 +8,7 @@ from typing import Any
 
 import nemorl
 import pytest
+from nemorl.contracts import OffloadingBackend
 from nemorl.errors import ConfigError
 from nemorl.plugins.index import Index
 from nemorl.plugins.registry import Registry
@@ -71,7 +72,7 @@ def test_models_do_leave(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.M
 
     def collect(self: Any, rows: Any) -> Any:
         found = generate(self, rows)
-        held.append(self.run.policy.workers.call("held_bytes")[0]["optimizer"])
+        held.append(self.run.policy.workers.call(OffloadingBackend.held_bytes)[0]["optimizer"])
         return found
 
     monkeypatch.setattr(nemorl.RolloutTrainer, "collect", collect)

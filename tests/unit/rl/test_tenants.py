@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -33,7 +33,8 @@ class Recording:
     def __init__(self, name: str, said: list[str], fails: str = "") -> None:
         self.name, self.said, self.fails = name, said, fails
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
+        method = verb.__name__
         if method == "held_bytes":
             return [{"weights": GIB}, {"weights": 2 * GIB, "cache": GIB // 2}]
         (given,) = args

@@ -98,8 +98,8 @@ class Recorder:
         self.data_parallel_size = ranks
         self.given: list[TokenBatch] = []
 
-    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        self.given = [shard[0] for shard in shards]
+    def scatter(self, verb: object, shards: Sequence[TokenBatch], *args: Any) -> list[Any]:
+        self.given = list(shards)
         return [part.token_ids.float() for part in self.given]
 
 

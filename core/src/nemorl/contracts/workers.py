@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nemorl.weights import Export, Form, WeightHandle
 
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+Verb = Callable[Concatenate[Any, P], R]
+"""A method as its class has it, ``TrainingBackend.train_step``. Each worker runs its own method of that name."""
+ShardVerb = Callable[Concatenate[Any, S, P], R]
+"""One whose first argument is different on each data-parallel rank."""
+
 
 class WorkerGroup(Protocol):
     """The ranks of one backend, wherever they run.
 
-    >>> losses = group.scatter("train_step", [(shard, loss) for shard in shards])  # doctest: +SKIP
+    >>> losses = group.scatter(TrainingBackend.train_step, shards, loss)  # doctest: +SKIP
     """
 
     @property
     def data_parallel_size(self) -> int: ...
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call(self, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Call on all ranks; results in rank order."""
         ...
 
-    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call with ``shards[i]`` as arguments on data-parallel rank i; one result per shard."""
+    def scatter(self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call with ``shards[i]`` as first argument on data-parallel rank i; one result per shard."""
         ...
 
-    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
-        """Call on one of several independent replicas and return at once, from any thread.
+    def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call what returns a future on one of several independent replicas, and return at once, from any thread.
 
-        The future has the result (of a method that returns a future: its result), or why there is none.
+        The future has the result of the replica's, or why there is none.
         """
         ...
 

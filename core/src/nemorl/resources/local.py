@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
+from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
 from nemorl.errors import boundary
-from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
+from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import Form, WeightHandle
 
 
-class LocalWorkerGroup:
+class LocalWorkerGroup(HostGroup):
     """A worker group of one rank that lives here."""
+
+    data_parallel_size = 1
 
     def __init__(self, factory: WorkerFactory, context: WorkerContext, name: str) -> None:
         self.name = name
@@ -24,31 +26,18 @@ class LocalWorkerGroup:
         with boundary(self.name):
             self._host.attach_engine(factory)
 
-    @property
-    def data_parallel_size(self) -> int:
-        return 1
-
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return self.call_as("backend", method, *args, **kwargs)
-
-    def call_as(self, role: Role, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call_as(self, role: Role, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         with boundary(self.name):
-            return [self._host.call(role, method, args, kwargs)]
+            return [self._host.call(role, verb.__name__, args, kwargs)]
 
-    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return self.scatter_as("backend", method, shards)
-
-    def scatter_as(self, role: Role, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def scatter_as(
+        self, role: Role, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
         assert len(shards) == 1, f"one rank cannot take {len(shards)} shards"
-        return self.call_as(role, method, *shards[0])
+        return self.call_as(role, verb, shards[0], *args, **kwargs)
 
-    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
-        [found] = self.call(method, *args)
-        if isinstance(found, Future):
-            return found
-        done: Future[Any] = Future()
-        done.set_result(found)
-        return done
+    def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        return self.call(verb, *args, **kwargs)[0]
 
     def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
         with boundary(self.name):

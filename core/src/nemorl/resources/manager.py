@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from nemorl.config.models import AuxiliaryModel, Placement, PolicyConfig
 from nemorl.config.run import RunConfig
-from nemorl.contracts import WorkerGroup
+from nemorl.contracts import RemarkingBackend, WorkerGroup
 from nemorl.errors import WorkerLostError
 from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.local import LocalWorkerGroup
@@ -133,7 +133,7 @@ class ResourceManager:
         """What the policy's backend says of how it was built."""
         if self.training is None or "remarks" not in self.config.policy.backend.supports:
             return []
-        return list(self.training.call("remarks")[0])
+        return list(self.training.call(RemarkingBackend.remarks)[0])
 
     def turn_of(self, role: str) -> Turn:
         """How a model gets the devices when it works: it has them always."""

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nemorl.base.files.atomic import replacing_folder
-from nemorl.contracts import Loss, WeightsName, WorkerGroup
+from nemorl.contracts import Loss, SnapshottingBackend, TrainingBackend, WeightsName, WorkerGroup
+from nemorl.contracts.workers import P, R, ShardVerb
 from nemorl.metrics import Metrics, merge
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
     from torch import Tensor
 
+    _PerToken = Tensor | tuple[Tensor, ...]
 
 Work = Literal["train", "measure", "reference", "save"]
 """What a model is about to do: learn, score with its weights, score with its initial ones, be written or read."""
@@ -43,51 +45,57 @@ class TrainingPolicy:
     def train_step(self, minibatch: TokenBatch, loss: Loss) -> Metrics:
         """One optimizer step; metrics merged over ranks by their own reductions."""
         with self._turn("train"):
-            return merge(self._sharded("train_step", minibatch, loss)[1])
+            return merge(self._sharded(TrainingBackend.train_step, minibatch, loss)[1])
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         """[N] float32 nats of every token of ``batch``, in its order."""
-        return self._measured("get_logprobs", batch, weights)[0]
+        return self._measured(TrainingBackend.get_logprobs, batch, weights)[0]
 
     def get_values(self, batch: TokenBatch) -> Tensor:
         """[N] float32 value of the state before each token of ``batch``, of a model with a value head."""
-        return self._measured("get_values", batch)[0]
+        return self._measured(TrainingBackend.get_values, batch)[0]
 
     def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
         """[N, K] ids and log-probs of the k likeliest tokens in place of each token of ``batch``."""
-        ids, logprobs = self._measured("get_topk_logprobs", batch, k)
+        ids, logprobs = self._measured(TrainingBackend.get_topk_logprobs, batch, k)
         return ids, logprobs
 
     def save_checkpoint(self, path: Path, *, optimizer: bool = True, snapshot: bool = False) -> None:
         with self._turn("save"):
-            verb = "snapshot_checkpoint" if snapshot else "save_checkpoint"
-            self.workers.call(verb, path, **({} if optimizer else {"optimizer": False}))
+            verb = SnapshottingBackend.snapshot_checkpoint if snapshot else TrainingBackend.save_checkpoint
+            if optimizer:  # a backend without the capability to leave it out need not know the word
+                self.workers.call(verb, path)
+            else:
+                self.workers.call(verb, path, optimizer=False)
 
     def snapshot_files(self, *, wait: bool) -> dict[str, str] | None:
         """The files of the last snapshot and their digests, of all ranks; ``None`` while one of them is writing."""
-        found = self.workers.call("snapshot_files", wait=wait)
-        return None if None in found else {file: digest for files in found for file, digest in files.items()}
+        found = self.workers.call(SnapshottingBackend.snapshot_files, wait=wait)
+        written = [files for files in found if files is not None]
+        return {file: digest for files in written for file, digest in files.items()} if written == found else None
 
     def load_checkpoint(self, path: Path) -> None:
         with self._turn("save"):
-            self.workers.call("load_checkpoint", path)
+            self.workers.call(TrainingBackend.load_checkpoint, path)
 
     def save_pretrained(self, path: Path) -> None:
         """Write a Hugging Face model folder, in place of the one that is there."""
         with self._turn("measure"), replacing_folder(path) as draft:
-            self.workers.call("save_pretrained", draft)
+            self.workers.call(TrainingBackend.save_pretrained, draft)
 
     def shutdown(self) -> None:
         self.workers.shutdown()
 
-    def _measured(self, method: str, batch: TokenBatch, *args: Any) -> list[Tensor]:
-        """The results of a method that returns per-token tensors, in the order of ``batch``."""
+    def _measured(
+        self, verb: ShardVerb[TokenBatch, P, _PerToken], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
+    ) -> list[Tensor]:
+        """The results of a verb that returns per-token tensors, in the order of ``batch``."""
         import torch
 
-        # These methods read tokens only: the other fields need not travel.
+        # These verbs read tokens only: the other fields need not travel.
         bare = replace(batch, token_fields={}, sequence_fields={}, sequences_per_group=1)
         with self._turn("reference" if "reference" in args else "measure"):
-            shards, parts = self._sharded(method, bare, *args)
+            shards, parts = self._sharded(verb, bare, *args, **kwargs)
         results = [part if isinstance(part, tuple) else (part,) for part in parts]
         if len(shards) == 1:
             return list(results[0])
@@ -100,25 +108,26 @@ class TrainingPolicy:
             found.append(torch.cat([pieces[index] for index in range(len(batch))]))
         return found
 
-    def _sharded(self, method: str, batch: TokenBatch, *args: Any) -> tuple[list[list[int]], list[Any]]:
+    def _sharded(
+        self, verb: ShardVerb[TokenBatch, P, R], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
+    ) -> tuple[list[list[int]], list[R]]:
         ranks = self.workers.data_parallel_size
         if ranks == 1:
-            return [list(range(len(batch)))], self.workers.scatter(method, [(batch, *args)])
+            return [list(range(len(batch)))], self.workers.scatter(verb, [batch], *args, **kwargs)
         shards = batch.shards(ranks, by_trees=self._by_trees)
-        return shards, self.workers.scatter(method, _Shards(batch, shards, args))
+        return shards, self.workers.scatter(verb, _Shards(batch, shards), *args, **kwargs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Shards(Sequence[tuple[Any, ...]]):
-    """The arguments for each rank, cut out of the batch when asked for: the driver need not hold them all at once."""
+class _Shards(Sequence["TokenBatch"]):
+    """The part of each rank, cut out of the batch when asked for: the driver need not hold them all at once."""
 
     batch: TokenBatch
     indices: list[list[int]]
     """Sequences of each rank."""
-    args: tuple[Any, ...]
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, rank: Any) -> Any:
-        return (self.batch.select(self.indices[rank]), *self.args)
+        return self.batch.select(self.indices[rank])

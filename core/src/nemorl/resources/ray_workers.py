@@ -26,11 +26,12 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from nemorl.base.packages.interpreters import require_interpreter
 from nemorl.base.process.logs import carried
 from nemorl.config.cluster import ClusterConfig
+from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
 from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_actor import RayWorker, WorkerFacts
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
 from nemorl.resources.ray_errors import FIXES, fate_of, in_words
-from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory
+from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory
 from nemorl.weights import Form, WeightHandle
 
 BLAME_S = 5.0
@@ -78,7 +79,7 @@ class _Rank:
     is_lost: bool = False
 
 
-class RayWorkerGroup:
+class RayWorkerGroup(HostGroup):
     """One object of ``worker_class`` per place of a cluster, called together.
 
     Example:
@@ -87,7 +88,7 @@ class RayWorkerGroup:
         ...     def add(self, number): return self.rank + number
         ...     def shutdown(self): pass
         >>> group = RayWorkerGroup(RayVirtualCluster([2]), Adder)  # doctest: +SKIP
-        >>> group.call("add", 10)  # doctest: +SKIP
+        >>> group.call(Adder.add, 10)  # doctest: +SKIP
         [10, 11]
     """
 
@@ -132,37 +133,30 @@ class RayWorkerGroup:
         """Host, address and process of each rank."""
         return [rank.facts for rank in self._ranks]
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """Call on all ranks; results in rank order."""
-        return self.call_as("backend", method, *args, **kwargs)
-
-    def call_as(self, role: Role, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call_as(self, role: Role, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         shared = [ray.put(value) if _is_large(value) else value for value in args]
         with self._order:
-            calls = {rank: self._invoke(rank, role, method, kwargs, shared) for rank in self._ranks}
-        return list(self._gather(method, calls).values())
+            calls = {rank: self._invoke(rank, role, verb.__name__, kwargs, shared) for rank in self._ranks}
+        return list(self._gather(verb.__name__, calls).values())
 
-    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Call with ``shards[i]`` as arguments on data-parallel rank i; one result per shard."""
-        return self.scatter_as("backend", method, shards)
-
-    def scatter_as(self, role: Role, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        members = self._shards
+    def scatter_as(
+        self, role: Role, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        method, members = verb.__name__, self._shards
         assert len(shards) == len(members), f"{len(shards)} shards for {len(members)} data-parallel ranks"
         calls: dict[_Rank, Any] = {}
         with self._order:
             workers = self._ranks
             for numbers, shard in zip(members, shards, strict=True):
                 # Ranks that share a shard read one copy of it.
-                sent = [ray.put(value) if len(numbers) > 1 and _is_large(value) else value for value in shard]
-                calls |= {workers[n]: self._invoke(workers[n], role, method, {}, sent) for n in numbers}
+                sent = [ray.put(value) if len(numbers) > 1 and _is_large(value) else value for value in (shard, *args)]
+                calls |= {workers[n]: self._invoke(workers[n], role, method, kwargs, sent) for n in numbers}
         results = self._gather(method, calls)
         return [results[numbers[0]] for numbers in members]
 
-    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
-        """Call on one of several independent replicas and return at once."""
-        worker = self._ranks[rank]
-        answer: Future[Any] = Future()
+    def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        worker, method = self._ranks[rank], verb.__name__
+        answer: Future[R] = Future()
 
         def settle(done: Future[Any]) -> None:
             with suppress(InvalidStateError):  # nobody waits any more
@@ -171,7 +165,7 @@ class RayWorkerGroup:
                 except Exception as error:  # whatever it is, somebody waits
                     answer.set_exception(error)
 
-        self._invoke(worker, "backend", method, {}, args).future().add_done_callback(settle)
+        self._invoke(worker, "backend", method, kwargs, args).future().add_done_callback(settle)
         return answer
 
     def _invoke(self, rank: _Rank, role: Role, method: str, kwargs: dict[str, Any], args: Sequence[Any]) -> Any:

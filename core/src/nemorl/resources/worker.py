@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from nemorl.contracts import WorkerGroup
+from nemorl.contracts.workers import P, R, S, ShardVerb, Verb, WorkerGroup
 from nemorl.errors import BackendError
 from nemorl.weights import Form, WeightHandle, transport
 
@@ -44,7 +44,6 @@ Role = Literal["backend", "engine", "host"]
 AttachedFactory = Callable[[Any, WorkerContext], Any]
 """Builds an object that lives in another one's process, given that one: an engine over a trainer's own weights."""
 
-
 SUBMITTED_CALLS = 256
 """Submitted to one worker at the same time."""
 
@@ -63,7 +62,7 @@ class WorkerHost:
         self._engine = factory(self.worker, self._context)
 
     def call(self, role: Role, method: str, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """One method of the object in a role."""
+        """One method of the object in a role: of a verb, its name alone reaches a worker's process."""
         owner = {"backend": self.worker, "engine": self._engine, "host": self}[role]
         return getattr(owner, method)(*args, **(kwargs or {}))
 
@@ -99,11 +98,19 @@ class HostGroup(WorkerGroup, Protocol):
         """Build an engine beside each worker."""
         ...
 
-    def call_as(self, role: Role, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def call(self, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return self.call_as("backend", verb, *args, **kwargs)
+
+    def scatter(self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return self.scatter_as("backend", verb, shards, *args, **kwargs)
+
+    def call_as(self, role: Role, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """``call`` of the objects in a role."""
         ...
 
-    def scatter_as(self, role: Role, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def scatter_as(
+        self, role: Role, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
         """``scatter`` to the objects in a role."""
         ...
 
@@ -118,13 +125,13 @@ class AttachedGroup:
     def data_parallel_size(self) -> int:
         return self._hosts.data_parallel_size
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return self._hosts.call_as("engine", method, *args, **kwargs)
+    def call(self, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return self._hosts.call_as("engine", verb, *args, **kwargs)
 
-    def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return self._hosts.scatter_as("engine", method, shards)
+    def scatter(self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return self._hosts.scatter_as("engine", verb, shards, *args, **kwargs)
 
-    def submit(self, rank: int, method: str, *args: Any) -> Future[Any]:
+    def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         raise BackendError(
             "engines in a trainer's processes answer calls of all ranks alone", fix="use an engine of its own, e.g. hf"
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.base.files.jsonl import read_jsonl
+from nemorl.contracts import RateScalingBackend
 from nemorl.errors import NemorlError, boundary
 from nemorl.metrics import is_called
 from nemorl.plugins.hooks import hookimpl
@@ -137,7 +138,7 @@ class Alerts:
             case "fail":
                 self._error = rule.error(rule.finding(alert.metric, alert.step, alert.value, record))
             case "lower_rate":
-                trainer.run.policy.workers.call("scale_rate", rule.rate_factor)
+                trainer.run.policy.workers.call(RateScalingBackend.scale_rate, rule.rate_factor)
             case "save":
                 self._saves = True
 

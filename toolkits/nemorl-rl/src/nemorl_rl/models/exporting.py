@@ -12,6 +12,7 @@ from nemorl.base.packages.site import site
 from nemorl.config.load import load_config
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
+from nemorl.contracts import AdapterBackend
 from nemorl.errors import CheckpointError, UsageError
 from nemorl.resources.manager import ResourceManager, short_name
 from nemorl.storage.checkpoints import CheckpointManager
@@ -60,7 +61,7 @@ def export_model(
         policy.load_checkpoint(checkpoint.path / "policy")
         if adapter:
             with replacing_folder(output) as draft:
-                policy.workers.call("save_adapters", draft)
+                policy.workers.call(AdapterBackend.save_adapters, draft)
         else:
             policy.save_pretrained(output)
     site().record("weights_exported", {"run": str(run_dir.resolve()), "step": checkpoint.step, **exported(output)})

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, cast
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.models import GenerationConfig, PolicyConfig
-from nemorl.contracts import RequestBackend, WorkerGroup
+from nemorl.contracts import PublishesPieces, RemarkingBackend, RequestBackend, WorkerGroup
 from nemorl.errors import WorkerLostError
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.manager import LocalLauncher, short_name
-from nemorl.resources.worker import SUBMITTED_CALLS, WorkerContext
+from nemorl.resources.worker import SUBMITTED_CALLS, WorkerContext, WorkerHost
 from nemorl.weights import WeightHandle, in_process_handle
 
 from nemorl_rl.config import RolloutRunConfig
@@ -128,7 +128,7 @@ class RolloutResources(TenantResources):
 
         able = generation.backend.supports
         if "remarks" in able:
-            self._engine_remarks += group.call("remarks")[0]
+            self._engine_remarks += group.call(RemarkingBackend.remarks)[0]
         return GenerationPolicy(
             group,
             revive,
@@ -159,7 +159,7 @@ class RolloutResources(TenantResources):
             return training.publish(transport, version, self.placement.form)
         from nemorl_tensors.engines.pieces import SpreadHandle
 
-        return SpreadHandle(transport, version, training.call("publish_pieces", transport))
+        return SpreadHandle(transport, version, training.call(PublishesPieces.publish_pieces, transport))
 
     def _withdraw(self) -> None:
         """Every engine has the published weights: the memory that they take on a device shared with it is released."""
@@ -167,9 +167,9 @@ class RolloutResources(TenantResources):
         if is_lent and self._published is not None:
             assert self.training is not None, "somebody published them"
             if self.placement.spreads_weights:
-                self.training.call("withdraw_pieces")
+                self.training.call(PublishesPieces.withdraw_pieces)
             else:
-                self.training.call_as("host", "withdraw")
+                self.training.call_as("host", WorkerHost.withdraw)
             self._published = None
 
     def _newest(self) -> WeightHandle | None:

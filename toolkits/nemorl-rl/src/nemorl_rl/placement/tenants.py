@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from nemorl.contracts import WorkerGroup
+from nemorl.contracts import OffloadingBackend, SleepingBackend, WorkerGroup
 from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl.errors import BackendError, DeadlineError, ForeignError, NemorlError
 
@@ -100,14 +100,15 @@ class TrainingTenant:
     workers: WorkerGroup
 
     def keep(self, parts: Parts) -> None:
-        leaving = [part for part in ("gradients", "optimizer", "reference", "weights") if part not in parts]
-        self.workers.call("offload", leaving)
+        movable: Parts = ("gradients", "optimizer", "reference", "weights")
+        leaving = [part for part in movable if part not in parts]
+        self.workers.call(OffloadingBackend.offload, leaving)
 
     def bring(self, parts: Parts) -> None:
-        self.workers.call("onload", list(parts))
+        self.workers.call(OffloadingBackend.onload, list(parts))
 
     def held_bytes(self) -> Mapping[MemoryPart, int]:
-        return _fullest(self.workers)
+        return _fullest(self.workers.call(OffloadingBackend.held_bytes))
 
 
 @dataclass(frozen=True)
@@ -118,24 +119,23 @@ class EngineTenant:
 
     def keep(self, parts: Parts) -> None:
         # An engine sleeps as a whole. Its weights stay with the host: what comes next may be another rollout.
-        self.workers.call("sleep", 1)
+        self.workers.call(SleepingBackend.sleep, 1)
         if parts:
-            self.workers.call("wake", list(parts))
+            self.workers.call(SleepingBackend.wake, list(parts))
 
     def forget(self) -> None:
         """Leave altogether, weights and all: they come anew before anything is sampled."""
-        self.workers.call("sleep", 2)
+        self.workers.call(SleepingBackend.sleep, 2)
 
     def bring(self, parts: Parts) -> None:
-        self.workers.call("wake", list(parts))
+        self.workers.call(SleepingBackend.wake, list(parts))
 
     def held_bytes(self) -> Mapping[MemoryPart, int]:
-        return _fullest(self.workers)
+        return _fullest(self.workers.call(SleepingBackend.held_bytes))
 
 
-def _fullest(workers: WorkerGroup) -> Mapping[MemoryPart, int]:
-    found: list[Mapping[MemoryPart, int]] = workers.call("held_bytes")
-    return max(found, key=lambda held: sum(held.values()))
+def _fullest(held_by_rank: Sequence[Mapping[MemoryPart, int]]) -> Mapping[MemoryPart, int]:
+    return max(held_by_rank, key=lambda held: sum(held.values()))
 
 
 Holdings = Mapping[str, Mapping[MemoryPart, int]]

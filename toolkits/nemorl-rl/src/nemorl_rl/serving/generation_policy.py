@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from nemorl.contracts import WorkerGroup
+from nemorl.contracts import GenerationBackend, ReportingSampler, WorkerGroup
 from nemorl.errors import BackendError, WeightsLostError, WorkerLostError
 from nemorl.metrics import Metrics, merge
 from nemorl.types import Completion, GenerationRequest
@@ -86,7 +86,7 @@ class GenerationPolicy:
         replicas = self.workers.data_parallel_size
         shards = [list(requests[rank::replicas]) for rank in range(replicas)]
         with self._turn(ROLLOUT):
-            parts = self.workers.scatter("generate", [(shard,) for shard in shards])
+            parts = self.workers.scatter(GenerationBackend.generate, shards)
         ordered: list[list[Completion]] = [[] for _ in requests]
         for rank, part in enumerate(parts):
             ordered[rank::replicas] = part
@@ -159,14 +159,18 @@ class GenerationPolicy:
 
     def _update_weights(self, handle: WeightHandle) -> int | None:
         with self._turn(SYNC):
-            read: list[int | None] = self.workers.call("update_weights", handle, handle.version)
+            read: list[int | None] = self.workers.call(GenerationBackend.update_weights, handle, handle.version)
         self.version = handle.version
         self._on_update()
         return read[0]
 
     def take_metrics(self) -> Metrics:
         """The replicas' metrics of their own work since they were last asked."""
-        return merge(self._with_replacements(lambda: self.workers.call("take_metrics"))) if self._reports else {}
+        return (
+            merge(self._with_replacements(lambda: self.workers.call(ReportingSampler.take_metrics)))
+            if self._reports
+            else {}
+        )
 
     def _with_replacements(self, call: Callable[[], T]) -> T:
         """The result of ``call``, made again whenever a replica was lost and replaced."""

@@ -23,7 +23,7 @@ from nemorl.contracts import WorkerGroup
 from nemorl.errors import BackendError, DeadlineError, WeightsLostError, WorkerLostError
 from nemorl.types import Completion, GenerationRequest
 
-from nemorl_rl.serving.requests import notify_cancelled
+from nemorl_rl.serving.requests import NamedRequests, notify_cancelled
 from nemorl_rl.serving.routing import Router
 
 Answer = Future[list[Completion]]
@@ -168,7 +168,7 @@ class RequestDesk:
         call.rank, call.life = rank, self._life()
         self._away += 1
         try:
-            sent: Answer = self._workers.submit(rank, "begin", call.number, call.request)
+            sent: Answer = self._workers.submit(rank, NamedRequests.begin, call.number, call.request)
         except Exception as error:
             sent = Future()
             sent.set_exception(error)
@@ -227,7 +227,7 @@ class RequestDesk:
             self._waiting.remove(call)
         else:
             with suppress(Exception):
-                self._workers.submit(call.rank, "cancel", call.number)
+                self._workers.submit(call.rank, NamedRequests.cancel, call.number)
 
     def _expire(self) -> None:
         now_s = time.monotonic()

@@ -46,14 +46,17 @@ class NamedRequests:
         answer.add_done_callback(lambda _: self._forget(number))
         return answer
 
-    def cancel(self, number: int) -> None:
-        """Cancel the request with this number, also before it comes."""
+    def cancel(self, number: int) -> Future[None]:
+        """Cancel the request with this number, also before it comes. The future is done."""
         with self._lock:
             answer = self._running.get(number)
             if answer is None:
                 self._cancelled.append(number)
         if answer is not None:
             answer.cancel()
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
 
     def _forget(self, number: int) -> None:
         with self._lock:
