@@ -16,8 +16,7 @@ from pydantic import Field
 from nemorl.base.packages.standard_plugins import DEFAULT_PLUGINS
 from nemorl.base.text.naming import FileName, Interpreter, ModelName, Options
 from nemorl.base.text.reading import expanded, is_file, shown
-from nemorl.base.text.variants import Variants
-from nemorl.config.base import RESUMABLE, Config
+from nemorl.config.base import RESUMABLE, Config, Variants
 from nemorl.config.component import Component, missing_modules
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue

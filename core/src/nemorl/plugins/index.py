@@ -8,24 +8,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nemorl.base.packages.diagnosis import Diagnostic
 from nemorl.base.packages.distributions import RECORD, InstalledDistribution, installed, points_of
 from nemorl.base.packages.owner import DAMAGED, DamagedPoint, described, owner_of
 from nemorl.base.packages.plugin_policy import HOUSE, PluginPolicy, machine_policy, normalize
-from nemorl.base.packages.renamed import todays_id
-from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS, how_to_install
+from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS, how_to_install, todays_id
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One reason why one plugin cannot be used."""
+
+    state: str
+    """Short word for tables: ``blocked``, ``ambiguous``, ``incompatible``, ``missing``, ``broken``, …"""
+    code: str
+    """Stable, e.g. ``NRL103``; documented in docs/plugins.md."""
+    plugin: str
+    """``distribution:name``"""
+    message: str
+    fix: str
+    cause: str | None = None
+    """The exception behind it, as text."""
+
+    def as_dict(self) -> dict[str, str | None]:
+        return asdict(self)
+
 
 PREFIX = "nemorl."
 KINDS = (

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nemorl.base.packages.built import checked_build
 from nemorl.config.base import Config
-from nemorl.errors import ConfigIssue
+from nemorl.errors import ConfigIssue, PluginError
 from nemorl.metrics import MetricInfo
 
 if TYPE_CHECKING:
@@ -32,6 +32,26 @@ if TYPE_CHECKING:
     from nemorl.resources.worker import WorkerContext
     from nemorl.types import Row
     from nemorl.weights import Distance, WeightHandle
+
+
+def checked_build(build: Callable[..., Any], *, may_be_none: bool) -> Callable[..., Any]:
+    """A method ``build`` that refuses to return nothing, or a class where an object belongs.
+
+    Args:
+        build: As the plugin's config class defines it.
+        may_be_none: ``None`` is an answer, as for a split that a dataset does not have.
+    """
+
+    @wraps(build)
+    def checked(self: Any, *arguments: Any, **options: Any) -> Any:
+        part = build(self, *arguments, **options)
+        if isinstance(part, type) or (part is None and not may_be_none):
+            what = "nothing" if part is None else f"the class {part.__name__}, not an object of it"
+            owner = f"{type(self).__module__}:{type(self).__qualname__}"
+            raise PluginError(f"build() of {owner} returned {what}", fix="end it with `return`, and the part itself")
+        return part
+
+    return checked
 
 
 class PluginConfig(Config):

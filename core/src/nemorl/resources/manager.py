@@ -18,10 +18,16 @@ from nemorl.config.models import AuxiliaryModel, Placement, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.errors import WorkerLostError
-from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.policies import TrainingPolicy, Turn, always_there
-from nemorl.resources.worker import AttachedFactory, AttachedGroup, HostGroup, WorkerContext, WorkerFactory
+from nemorl.resources.worker import (
+    AttachedFactory,
+    AttachedGroup,
+    HostGroup,
+    TrainingFactory,
+    WorkerContext,
+    WorkerFactory,
+)
 
 
 class Launcher(Protocol):

@@ -17,7 +17,7 @@ from typing import Any
 from nemorl.base.files.atomic import replace_text
 from nemorl.base.packages.distributions import guarded
 from nemorl.base.packages.plugin_policy import HOUSE
-from nemorl.base.packages.renamed import todays_name
+from nemorl.base.packages.standard_plugins import todays_name
 from nemorl.config.run import RunConfig
 from nemorl.errors import PluginError, UsageError
 from nemorl.plugins import PluginEntry, registry

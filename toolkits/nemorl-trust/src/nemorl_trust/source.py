@@ -16,10 +16,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from itertools import accumulate
 from pathlib import Path
 
-from nemorl.base.packages.diagnosis import Diagnostic
 from nemorl.base.packages.owner import described
 from nemorl.errors import PluginError
-from nemorl.plugins.index import PluginEntry, singular
+from nemorl.plugins.index import Diagnostic, PluginEntry, singular
 from nemorl.plugins.registry import RegisteredPoint
 
 DYNAMIC = "__getattr__"
