@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One reason why one plugin cannot be used."""
+    """One reason why one plugin cannot be used: shown by ``plugins list``, raised only when the plugin is selected."""
 
     state: str
     """Short word for tables: ``blocked``, ``ambiguous``, ``incompatible``, ``missing``, ``broken``, …"""

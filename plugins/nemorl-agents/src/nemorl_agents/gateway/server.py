@@ -22,10 +22,9 @@ from starlette.types import Receive, Scope, Send
 
 from nemorl_agents.gateway.access import Doorkeeper
 from nemorl_agents.gateway.apis.anthropic import AnthropicErrors, CountTokens, Messages
-from nemorl_agents.gateway.apis.base import Api, ErrorWords, new_id
+from nemorl_agents.gateway.apis.base import Api, ErrorWords, OpenAIErrors, new_id
 from nemorl_agents.gateway.apis.chat import ChatCompletions
 from nemorl_agents.gateway.apis.completions import Completions
-from nemorl_agents.gateway.apis.openai_errors import OpenAIErrors
 from nemorl_agents.gateway.apis.responses import Responses
 from nemorl_agents.gateway.body import flag_at, parsed, text_at
 from nemorl_agents.gateway.calls import Call

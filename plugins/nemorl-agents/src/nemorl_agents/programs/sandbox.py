@@ -14,7 +14,7 @@ from pathlib import Path
 from nemorl.errors import PluginError
 from nemorl_trust.isolation.confining import FOLDER
 
-from nemorl_agents.programs.places import search_path
+from nemorl_agents.programs.config import search_path
 from nemorl_agents.programs.program import Program, clean_environment
 
 CONFINE = Path(__file__).with_name("confine.py")

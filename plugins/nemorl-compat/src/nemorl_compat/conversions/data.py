@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import yaml
@@ -19,7 +20,6 @@ from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.features import DATASETS, GYM
 from nemorl_compat.key_table import Outcome
 from nemorl_compat.old_config import OldConfig
-from nemorl_compat.prompts import template_of
 
 FILE_KINDS = ("ResponseDataset", "openai_format", "BinaryPreferenceDataset", "PreferenceDataset")
 """Names that stand for "the file given by a path"."""
@@ -323,3 +323,35 @@ def environment(old: OldConfig, new: Pieces) -> None:
         dtype = old.get("env.reward_model.precision")
         precision = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
         new.put("environment", {"name": "reward_model", "model": model, **precision})
+
+
+def template_of(text: str, column: str, source: str = "prompt file") -> str:
+    r"""The template that renders as ``text.format(problem)`` does, which is what NeMo RL makes of a prompt file.
+
+    There ``{}`` is the problem, here the name of its column: ``{problem}``. ``{{`` and ``}}`` are braces in both.
+
+    Raises:
+        DataError: ``str.format`` would refuse the text, or fill in more than one problem.
+
+    >>> template_of(r"Answer in \boxed{{}}: {}", "question")
+    'Answer in \\boxed{{}}: {question}'
+    """
+    try:
+        parts = list(Formatter().parse(text))
+    except ValueError as error:
+        raise DataError(f"{source}: {error}", fix="double the braces that are meant as such: {{ and }}") from error
+    names = [name for _, name, _, _ in parts if name is not None]
+    if names.count("") > 1 or ("" in names and "0" in names):
+        raise DataError(f"{source}: it has several places for one problem", fix="write {0} at each of them")
+    made = []
+    for literal, name, spec, conversion in parts:
+        made.append(literal.replace("{", "{{").replace("}", "}}"))
+        if name is None:
+            continue
+        if name not in ("", "0") or spec or conversion:
+            raise DataError(
+                f"{source}: {{{name}}} asks for more than the problem, which is all that NeMo RL fills in",
+                fix="write {} where the problem goes, and {{…}} for braces",
+            )
+        made.append(f"{{{column}}}")
+    return "".join(made)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemorl_compat.conversions.gym import template_options
-from nemorl_compat.conversions.pieces import Pieces
-from nemorl_compat.conversions.renamed import put_mapped
+from nemorl_compat.conversions.pieces import Pieces, put_mapped
 from nemorl_compat.key_table import CRITICS_OWN, judge
 from nemorl_compat.old_config import OldConfig
 

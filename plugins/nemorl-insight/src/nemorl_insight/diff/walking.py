@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from nemorl_insight.diff.numbers import is_equal
 from nemorl_insight.diff.rollouts import RecordPair, StepRecords
 from nemorl_insight.diff.run_files import RunFiles
 from nemorl_insight.diff.settings import Setting, settings_between, unrecorded
 from nemorl_insight.diff.stages import STAGES, Finding, KnownBy, Point, Stage, stage_of_metric
-from nemorl_insight.diff.tensors import CheckpointPair
+from nemorl_insight.diff.tensors import CheckpointPair, is_equal
 
 OF_ROLLOUTS: frozenset[Stage] = frozenset({"data", "tokens", "rewards", "advantages"})
 """Parts of a step that only records know exactly."""
