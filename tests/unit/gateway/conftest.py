@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from nemorl_agents.gateway.access import Doorkeeper
 from nemorl_agents.gateway.episodes import OpenEpisode
-from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import GatewayOptions
 from nemorl_agents.gateway.server import Server
 from scripted_policy import ScriptedPolicy
 from starlette.testclient import TestClient

@@ -25,9 +25,9 @@ from nemorl.plugins.registry import config_bases
 from nemorl_trust.audit.recording import audit_log, demanded_folder
 from nemorl_trust.encryption import PLAINTEXT, host_names, origin, origins, plaintext_problem
 from nemorl_trust.lock import entries_by_distribution, parts_of, plugins_of
-from nemorl_trust.permission import asked, require
 from nemorl_trust.ray_security import ray_address
 from nemorl_trust.signatures import signature_problems
+from nemorl_trust.site import asked, require
 from nemorl_trust.site_policy import SitePolicy, links_out_of, names_of_path, site_policies
 
 ENGINES = (TrainingBackendConfig, GenerationBackendConfig)

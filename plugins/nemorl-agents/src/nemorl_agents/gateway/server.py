@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -31,7 +31,10 @@ from nemorl_agents.gateway.calls import Call
 from nemorl_agents.gateway.episodes import OpenEpisode
 from nemorl_agents.gateway.errors import RequestError, as_request_error, bad_field
 from nemorl_agents.gateway.fields import checked
-from nemorl_agents.gateway.options import GatewayOptions
+
+if TYPE_CHECKING:
+    from nemorl_agents.gateway.gateway import GatewayOptions
+
 
 APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), Messages(), CountTokens(), Completions())
 EPISODE = "/e/{episode}"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nemorl.resources.gpus import count_gpus
+from nemorl.config.cluster import count_gpus
 
 SHARED_MEMORY = Path("/dev/shm")
 VARIABLES = (

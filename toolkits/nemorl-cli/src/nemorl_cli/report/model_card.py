@@ -14,8 +14,7 @@ from typing import Any
 from nemorl.base.text.yaml_text import format_yaml
 from nemorl.run import HEADLINES
 
-from nemorl_cli.report.run_data import VERSION_KEYS, RunData
-from nemorl_cli.report.words import number
+from nemorl_cli.report.run_data import VERSION_KEYS, RunData, number
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 ABOUT = re.compile(r"[\w .+-]{1,60}")

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.errors import UsageError, boundary
+from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Last, Mean, Metric, Metrics, Sum, merge
 from torch import Tensor
 
@@ -18,7 +19,9 @@ from nemorl_tensors.batch import TokenBatch
 from nemorl_tensors.functional import segment_sum
 
 if TYPE_CHECKING:
+    from nemorl.config.models import ScheduleConfig
     from nemorl.contracts import Loss
+
 
 PLACE = "place"
 """Field of :func:`with_places`."""
@@ -123,3 +126,36 @@ def with_places(batch: TokenBatch) -> TokenBatch:
     """
     place = torch.arange(batch.num_tokens, device=batch.token_ids.device)
     return replace(batch, token_fields={PLACE: place}, sequence_fields={}, sequences_per_group=1)
+
+
+# The learning rate over optimizer steps
+
+
+def require_end(schedule: ScheduleConfig) -> None:
+    """Refuse a decay whose length nobody knows.
+
+    Raises:
+        BackendError: ``decay_steps`` is unset.
+    """
+    if schedule.kind != "constant" and schedule.decay_steps is None:
+        raise BackendError(
+            f"the {schedule.kind} schedule does not know the number of optimizer steps",
+            fix="set policy.schedule.decay_steps; a trainer that plans its steps fills it in",
+        )
+
+
+def schedule_factor(schedule: ScheduleConfig, step: int) -> float:
+    """Fraction of the peak rate at optimizer step ``step`` (1 is the first), as transformers' schedules have it.
+
+    They count completed steps: the first step of a warm-up has rate 0, the first after it the peak, and a decay would
+    reach its floor in the step after the last.
+    """
+    done = step - 1
+    if done < schedule.warmup_steps:
+        return done / schedule.warmup_steps
+    if schedule.kind == "constant" or schedule.decay_steps is None:
+        return 1.0
+    span = max(1, schedule.decay_steps - schedule.warmup_steps)
+    progress = min(1.0, (done - schedule.warmup_steps) / span)
+    shape = 1.0 - progress if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return schedule.min_lr_frac + (1.0 - schedule.min_lr_frac) * shape
