@@ -1,4 +1,5 @@
-"""``nemorl config migrate``: old configs in, nemorl configs out, without loss or not at all."""
+"""``nemorl config migrate``: old configs in, nemorl configs out, without loss or not at all. ``nemorl runs
+import-checkpoint``: a checkpoint of NeMo RL in, a Hugging Face folder out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A section of the report: what the planner predicted, and what the run took."""
+"""The report section ``plan``: predicted beside measured seconds. Importing this module does not import the planner."""
 
 from __future__ import annotations
 

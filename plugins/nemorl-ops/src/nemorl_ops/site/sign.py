@@ -1,4 +1,4 @@
-"""``nemorl plugins sign``: the installed plugins, file by file, under one signature."""
+"""``nemorl plugins sign`` and ``verify``: the installed plugins, file by file, under one signature."""
 
 from __future__ import annotations
 

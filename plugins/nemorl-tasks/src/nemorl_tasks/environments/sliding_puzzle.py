@@ -1,4 +1,5 @@
-"""The ``sliding_puzzle`` environment: the policy moves tiles, the environment shows the board."""
+"""The ``sliding_puzzle`` environment: the policy moves tiles, the environment shows the board.
+Its report section shows each move with the board after it."""
 
 from __future__ import annotations
 
@@ -73,9 +74,6 @@ def last_move(response: str) -> str | None:
     """The move that a response ends on: the last direction it names."""
     found = _MOVE.findall(response)
     return found[-1].lower() if found else None
-
-
-# Games as the page shows them: each move with the board after it
 
 
 class Games(TranscriptSection):

@@ -22,7 +22,7 @@ from typing import IO, Any
 from nemorl import __version__
 from nemorl.errors import PluginError
 
-from nemorl_trust.isolation.confining import FOLDER
+from nemorl_trust.isolation import CONFINEMENT
 from nemorl_trust.isolation.venvs import PluginVenv
 from nemorl_trust.isolation.wire import CALL, RESULT, WireError, error_of, packed, receive, result_of, send
 
@@ -178,7 +178,7 @@ class _Child:
     def __init__(self, venv: PluginVenv) -> None:
         self.connection, theirs = socket.socketpair()
         program = [str(venv.python), "-I", "-m", "nemorl_trust.isolation.server", str(theirs.fileno())]
-        command = [sys.executable, "-I", "-S", "-B", str(FOLDER / "apart.py"), *program]
+        command = [sys.executable, "-I", "-S", "-B", str(CONFINEMENT / "apart.py"), *program]
         try:
             with theirs:
                 self.process = subprocess.Popen(
