@@ -160,7 +160,7 @@ def all_problems(value: Any, path: str = "") -> Iterator[ConfigIssue]:
 
 
 def identity(config: Any, data: Any) -> Any:
-    """What of ``data`` makes a run the run it is: all but the fields that are marked ``RESUMABLE``.
+    """The identity of a run within ``data``: all but the fields that are marked ``RESUMABLE``.
 
     Args:
         config: A config, or a sequence or mapping of them.
@@ -207,7 +207,7 @@ class Variants:
         return core_schema.with_info_before_validator_function(self._choose, handler(source))
 
     def _choose(self, value: Any, info: core_schema.ValidationInfo) -> Any:
-        """What is written, as the class that it names: a union would report the mistakes of all classes."""
+        """The value as the class that it names: a union would report the mistakes of all classes."""
         if isinstance(value, BaseModel):
             kind = variant(self.kinds, dict(value))
             return value if isinstance(value, kind) else kind.model_validate(value.model_dump(exclude_unset=True))

@@ -194,7 +194,7 @@ class Index:
 
     @classmethod
     def installed(cls, policy: PluginPolicy | None = None) -> Index:
-        """What pip has installed in this environment, in a stable order."""
+        """The index of this environment's distributions, in a stable order."""
         points: list[metadata.EntryPoint] = []
         for dist in installed():
             offered, damage = points_of(dist, PREFIX)
@@ -219,12 +219,12 @@ class Index:
 
     @cached_property
     def names(self) -> Mapping[str, metadata.EntryPoint]:
-        """What distributions contribute to ``nemorl``."""
+        """Names that distributions contribute to ``nemorl``."""
         return self._first_of_each_name(NAMES)
 
     @cached_property
     def slots(self) -> Mapping[str, metadata.EntryPoint]:
-        """What fills the slots."""
+        """Entry points that fill the slots."""
         return self._first_of_each_name(SLOTS)
 
     def keys_of(self, slot: str) -> list[str]:
@@ -346,7 +346,7 @@ def _unreadable(entry: PluginEntry, damage: str) -> PluginEntry:
 
 
 def requirement_on_kernel(entry: PluginEntry) -> Requirement | None:
-    """What an entry's distribution requires of nemorl-core; ``None`` where it says nothing that applies here."""
+    """Requirement of an entry's distribution on nemorl-core; ``None`` where it says nothing that applies here."""
     texts = described(entry.point.dist).requires if entry.point.dist is not None else ()
     found = (_applicable(text) for text in texts if _REQUIREMENT.match(text))
     return next((requirement for requirement in found if requirement is not None), None)

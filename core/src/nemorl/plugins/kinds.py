@@ -101,7 +101,7 @@ class TrainingBackendConfig(PluginConfig):
     """
 
     supports: ClassVar[frozenset[TrainingCapability]] = frozenset()
-    """What it can do, compared when the config loads."""
+    """Its capabilities, compared with the run's needs when the config loads."""
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can hand weights to a generator, best first."""
 
@@ -123,7 +123,7 @@ class TrainingBackendConfig(PluginConfig):
         return tuple(rank // width for rank in range(world_size))
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
-        """What cannot be on this many ranks, a multiple of ``ranks_per_copy``. Paths begin at the policy."""
+        """Problems of a run on this many ranks, a multiple of ``ranks_per_copy``. Paths begin at the policy."""
         yield from ()
 
     def build(
@@ -150,7 +150,7 @@ class GenerationBackendConfig(PluginConfig):
     """
 
     supports: ClassVar[frozenset[GenerationCapability]] = frozenset()
-    """What it can do, compared when the config loads."""
+    """Its capabilities, compared with the run's needs when the config loads."""
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can receive weights, best first. One that supports ``any_transport`` also takes another that a run asks
     for by name (``cluster.weight_transport``), if its class data fit."""
@@ -170,7 +170,7 @@ class GenerationBackendConfig(PluginConfig):
         return 1
 
     def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
-        """What cannot be for this policy. Paths begin at the run's config.
+        """Problems with this policy. Paths begin at the run's config.
 
         Args:
             policy: The model to generate with, and its training backend.

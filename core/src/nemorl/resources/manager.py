@@ -136,7 +136,7 @@ class ResourceManager:
         return TrainingPolicy(group, self.turn_of(role), "shared_prefixes" in auxiliary.policy.backend.supports)
 
     def remarks(self) -> list[str]:
-        """What the policy's backend says of how it was built."""
+        """Remarks of the policy's backend on how it was built."""
         if self.training is None or "remarks" not in self.config.policy.backend.supports:
             return []
         return list(self.training.call("remarks")[0])

@@ -1,4 +1,4 @@
-"""What a person sees while a run is under way: a live panel on a terminal, plain lines elsewhere, or nothing.
+"""The display of a run under way: a live panel on a terminal, plain lines elsewhere, or nothing.
 
 Everything goes to stderr; stdout is for results. The only thread is the one rich redraws from, four times a second.
 """
@@ -47,12 +47,12 @@ SHOWN = (
     ("loss", ("train/loss",), "{:.4f}"),
     ("tokens/s", THROUGHPUT_NAMES, "{:,.0f}"),
 )
-"""What a step shows: label, metric names in order of preference, format."""
+"""Columns of a step: label, metric names in order of preference, format."""
 
 
 @dataclass
 class _Run:
-    """What is known about the run on display."""
+    """Facts about the run on display."""
 
     title: str = ""
     total: int | None = None

@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says of an evaluation by suites."""
+    """Command-line options of an evaluation by suites."""
 
     changes: Sequence[str]
     """``num_generations=4``: what differs from the protocols"""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 FACTS = ("task", "hardware", "model", "uses")
-"""What the second line of a template may say."""
+"""Keys of a template's second line."""
 GPUS_PER_NODE = 8
 """Of a node whose GPUs are not counted."""
 FULL, HALF = 2, 1
@@ -38,7 +38,7 @@ _COMMON_LETTERS = 5
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """What a template says of itself."""
+    """A template's description of itself."""
 
     name: str
     summary: str
@@ -70,7 +70,7 @@ class Match:
 
 
 def facts_of(name: str, summary: str, text: str) -> TemplateFacts:
-    """What the text of a template says."""
+    """The description in a template's text."""
     line = next(iter(text.splitlines()[1:2]), "")
     parts = (part.partition(":") for part in line.lstrip("# ").split("|")) if line.startswith("#") else ()
     said = {key.strip(): value for key, _, value in parts}

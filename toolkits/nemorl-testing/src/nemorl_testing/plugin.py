@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def why_no_gpu() -> str | None:
-    """What keeps a test from running on a GPU here; ``None`` where nothing does."""
+    """The reason why a test cannot run on a GPU here; ``None`` where it can."""
     from nemorl.config.cluster import count_gpus
 
     if count_gpus() == 0:

@@ -43,7 +43,7 @@ class LockedPlugin:
 
 
 def locked_plugins(config: RunConfig) -> list[LockedPlugin]:
-    """What the run uses, the kernel included, by distribution."""
+    """Plugins that the run uses, the kernel included, by distribution."""
     found: dict[str, list[PluginEntry]] = {}
     for entry in plugins_of(config):
         found.setdefault(entry.distribution, []).append(entry)
@@ -121,7 +121,7 @@ def write_lock(folder: Path, plugins: Sequence[LockedPlugin]) -> None:
 
 
 def read_lock(path: Path) -> list[LockedPlugin]:
-    """What a run recorded.
+    """The lock that a run recorded.
 
     Raises:
         UsageError: there is no record, or it cannot be read.

@@ -62,7 +62,7 @@ def ray_address(address: str) -> str:
 
 
 def _noted_address() -> str:
-    """What ``ray start`` writes on the machine of a head or worker."""
+    """The address that ``ray start`` writes on the machine of a head or worker."""
     path = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
     fix = "give it: cluster.address=HOST:PORT"
     try:

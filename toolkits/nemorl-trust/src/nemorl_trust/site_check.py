@@ -59,7 +59,7 @@ class Use(NamedTuple):
 def site_problems(
     config: RunConfig, run_dir: Path, warn: Callable[[str], None] = lambda _: None
 ) -> Iterator[ConfigIssue]:
-    """What the site does not let whose process this is do in a run.
+    """Refusals of the site for this process's user in a run.
 
     Args:
         config: The run.
@@ -93,7 +93,7 @@ def refuse(config: RunConfig) -> None:
 
 
 def require_engine(model: str, backend: GenerationBackendConfig) -> None:
-    """What :func:`refuse` is for a command that has no config of a run.
+    """The counterpart of :func:`refuse` for a command that has no config of a run.
 
     Raises:
         UsageError: The site does not admit this model, this engine or a server of it.

@@ -94,10 +94,10 @@ EXTRAS = {
     "nemorl-compat": "migrate",
     "nemorl-testing": "dev",
 }
-"""What ``pip install nemorl`` leaves out, and the extra that brings it."""
+"""Distributions that ``pip install nemorl`` leaves out, and the extra that brings each."""
 
 DEFAULT_PLUGINS: Mapping[str, str] = {"training_backends": "dtensor", "generation_backends": "hf"}
-"""What a run uses that names none of a kind."""
+"""Default plugin of each kind, for runs that name none."""
 
 
 def how_to_install(distribution: str) -> str:

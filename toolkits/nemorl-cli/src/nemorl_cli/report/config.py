@@ -13,7 +13,7 @@ from nemorl_cli.report.efficiency.declared_metrics import EFFICIENCY_METRICS
 
 
 class RecordsConfig(HookConfig):
-    """What every run leaves behind beside the kernel's own files. Part of every run, listed or not."""
+    """Files of every run beside the kernel's own. Part of every run, listed or not."""
 
     summary: ClassVar[str] = "environment.json, plugins.lock.json and report.html of every run"
 

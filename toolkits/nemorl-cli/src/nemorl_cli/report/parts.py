@@ -135,7 +135,7 @@ def environment_rows(run: RunData) -> list[tuple[str, str]]:
 
 
 def events(run: RunData) -> dict[str, Any]:
-    """What happened when; warnings marked."""
+    """Events by time; warnings marked."""
     rows = [
         {
             "when": local_time(event.get("time"), "%H:%M:%S"),

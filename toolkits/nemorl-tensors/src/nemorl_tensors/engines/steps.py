@@ -1,4 +1,4 @@
-"""What every training backend does around an optimizer step: check what the loss reads, say what happened.
+"""Parts of an optimizer step that all training backends share: checks of a loss's fields, metrics, the learning rate.
 
 # N = tokens of all sequences concatenated
 """
@@ -29,7 +29,7 @@ PLACE = "place"
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     grad_norm: float
     """Global L2 norm before clipping"""
@@ -87,12 +87,12 @@ def evaluate_loss(loss: Loss, outputs: Tensor, batch: TokenBatch) -> tuple[Tenso
 
 
 def loss_owner(loss: Loss) -> str:
-    """What errors call a loss: its class and where that is defined."""
+    """Name of a loss in errors: its class and where that is defined."""
     return f"loss {type(loss).__name__} ({type(loss).__module__})"
 
 
 def step_metrics(batch: TokenBatch, parts: Sequence[Metrics], losses: Sequence[Tensor], result: StepResult) -> Metrics:
-    """What ``train_step`` returns.
+    """Metrics of a step, as ``train_step`` returns them.
 
     Args:
         batch: This rank's shard of the minibatch.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIELDS = ("old_logprobs", "policy_logprobs", "reference_logprobs", "advantages", "loss_weights")
-"""What a batch may have of each token beside what its sample has."""
+"""Per-token fields that a batch may have and samples do not."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a page says of a run as a whole, as plain data. Text stays as the run wrote it: the page shows it as text."""
+"""The overview of a run on its page, as plain data. Text stays as the run wrote it: the page shows it as text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def overview(run: RunData) -> Data:
 
 
 def extra(run: RunData, run_dir: Path, failed: Callable[[NemorlError], None]) -> Data:
-    """What takes longer: the same prompts early and late, and the sections of plugins.
+    """The slower parts of a page: the same prompts early and late, and the sections of plugins.
 
     Args:
         run: To show.
