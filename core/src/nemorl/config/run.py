@@ -106,7 +106,7 @@ class RunConfig(Config):
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = ()
     """Alternative sets of columns, one of which a train row must have. Empty: any row will do."""
     needs_capabilities: ClassVar[Mapping[str, frozenset[str]]] = {}
-    """Capabilities that the backends of the policy (``policy``) and of auxiliary models (their role, up to a dot) need."""
+    """Capabilities that backends of the policy (``policy``) and of auxiliary models (their role, up to a dot) need."""
 
     algorithm: str = ""
     """Name of the algorithm. Fixed by the class in Python; chooses the class in files."""

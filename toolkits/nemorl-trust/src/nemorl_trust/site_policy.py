@@ -1,4 +1,4 @@
-"""A site's policy by user and group: ``/etc/nemorl/policy.yaml`` and the file that ``NEMORL_SITE_POLICY`` names besides.
+"""A site's policy by user and group: ``/etc/nemorl/policy.yaml``, the file that ``NEMORL_SITE_POLICY`` names besides.
 
 Rules say for which users and groups they hold, what they deny and what they allow. A denial wins. What no rule allows
 is free, unless some rule of the file allows things of that kind: then only what is allowed to this user is. Both files

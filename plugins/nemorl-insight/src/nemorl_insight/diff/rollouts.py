@@ -59,7 +59,7 @@ def _key(row: Row) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class RecordPair:
-    """What two runs recorded of the same step."""
+    """Records of the same step in two runs."""
 
     first: StepRecords
     second: StepRecords

@@ -61,7 +61,7 @@ class Walk:
         return sorted(in_time, key=lambda one: -order.index(one.earliest) if one.earliest else 1)
 
     def earlier_unknown(self) -> list[Finding]:
-        """What precedes the parting and is not known exactly: they may have parted there."""
+        """Parts before the parting that are not known exactly: the runs may have parted there."""
         found = []
         for finding in self.findings:
             if finding.point is not None:

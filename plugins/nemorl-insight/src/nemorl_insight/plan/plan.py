@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What came of planning one run."""
+    """Result of planning one run."""
 
     scene: Scene
     now: Candidate

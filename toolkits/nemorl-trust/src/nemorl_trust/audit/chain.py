@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 GENESIS = "0" * 64
-"""What the first entry names in the place of an earlier one."""
+"""Hash that the first entry names in the place of an earlier one."""
 KEY_BYTES = 32
 _KEY_WORD = "nemorl-audit-key"
 
