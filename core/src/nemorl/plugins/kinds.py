@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nemorl.weights import Distance, WeightHandle
 
 
-def checked_build(build: Callable[..., Any], *, may_be_none: bool) -> Callable[..., Any]:
+def _checked_build(build: Callable[..., Any], *, may_be_none: bool) -> Callable[..., Any]:
     """A method ``build`` that refuses to return nothing, or a class where an object belongs.
 
     Args:
@@ -78,7 +78,7 @@ class PluginConfig(Config):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if (build := cls.__dict__.get("build")) is not None:
-            cls.build = checked_build(build, may_be_none=cls.builds_nothing)  # type: ignore[attr-defined]
+            cls.build = _checked_build(build, may_be_none=cls.builds_nothing)  # type: ignore[attr-defined]
 
     @classmethod
     def missing_modules(cls) -> list[str]:

@@ -15,7 +15,7 @@ from nemorl_trust.audit.recording import record
 from nemorl_trust.http_server import HttpServer
 from nemorl_trust.listening import Place
 
-from nemorl_agents.gateway.access import Access, Doorkeeper
+from nemorl_agents.gateway.access import Access, AccessControl
 from nemorl_agents.gateway.episodes import OpenEpisode, Traffic
 from nemorl_agents.gateway.server import Server
 
@@ -82,7 +82,7 @@ class Gateway:
             UsageError: It cannot listen there.
         """
         self._options = options or GatewayOptions()
-        self._doors = Doorkeeper()
+        self._doors = AccessControl()
         self._socket = _listening(self._options)
         self._served_at = self.address
         self._traffic: list[Traffic] = []

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from nemorl_agents.gateway.access import Doorkeeper
+from nemorl_agents.gateway.access import AccessControl
 from nemorl_agents.gateway.apis.anthropic import AnthropicErrors, CountTokens, Messages
 from nemorl_agents.gateway.apis.base import Api, ErrorWords, OpenAIErrors, new_id
 from nemorl_agents.gateway.apis.chat import ChatCompletions
@@ -48,7 +48,7 @@ COMMENT = b": the policy is at work\n\n"
 class Server:
     """The gateway as an ASGI application. It lives on one event loop."""
 
-    def __init__(self, doors: Doorkeeper, options: GatewayOptions) -> None:
+    def __init__(self, doors: AccessControl, options: GatewayOptions) -> None:
         self._doors, self._options = doors, options
         routes = [Route("/healthz", self._health, methods=["GET"])]
         for start in (EPISODE, ""):
