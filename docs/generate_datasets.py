@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from nemorl_tasks.datasets.listing import listed
+from nemorl_tasks.datasets.preset_file import listed
 
 PAGE = Path(__file__).resolve().parent / "datasets.md"
 PART = re.compile(r"(<!-- generated: presets -->\n).*?(<!-- end -->)", re.DOTALL)

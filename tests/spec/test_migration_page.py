@@ -9,7 +9,7 @@ import pytest
 import spec_world as world
 from nemorl.plugins import Index, Registry
 from nemorl_compat.names import MODULES
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from spec_blocks import python_blocks
 
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"

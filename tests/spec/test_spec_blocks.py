@@ -17,7 +17,7 @@ import pytest
 import spec_world as world
 from forked_workers import begun_by
 from nemorl.plugins import Index, Registry
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from spec_blocks import BLOCKS, FOLDER, OWN_PACKAGE, under_new_names
 
 DOCUMENTS = {

@@ -245,7 +245,7 @@ class Sample:
 
     @property
     def response_tokens(self) -> int:
-        """What the policy chose, in all sequences."""
+        """Tokens that the policy chose, in all sequences."""
         return sum(self.response_mask) + sum(sum(branch.response_mask) for branch in self.branches)
 
     @property

@@ -25,7 +25,7 @@ IN_PROCESS = "in_process"
 _OWN = f"nemorl-core:{IN_PROCESS}"
 
 Distance = Literal["process", "node", "cluster"]
-"""What trainer and generator share: their process, their node, or only the network."""
+"""The closest thing that trainer and generator share: their process, their node, or only the network."""
 Form = Literal["model", "adapters"]
 """The policy as a plain model, or the tensors of its LoRA adapters alone (capability ``adapters``)."""
 

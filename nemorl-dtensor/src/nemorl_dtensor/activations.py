@@ -7,7 +7,7 @@ Each term is a tensor that some operation saves; ``tests/unit/plan`` compares th
 
 from __future__ import annotations
 
-from nemorl_rl.planning.memory.activations import PerToken
+from nemorl_rl.planning.memory.describing import PerToken
 from nemorl_rl.planning.memory.models import HeldModel
 
 CENTERED = frozenset({"gemma", "gemma2", "gemma3_text"})

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from nemorl.errors import CheckpointError
-from nemorl_tensors.engines.checkpoint_files import RankFiles, TensorFile
-from nemorl_tensors.engines.random_state import random_state, restore_random_state
+from nemorl_tensors.engines.checkpoint_files import RankFiles, TensorFile, random_state, restore_random_state
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException

@@ -16,8 +16,7 @@ from math import inf
 from typing import Any
 
 import torch
-from nemorl_tensors.engines.cached_rows import CachedRows
-from nemorl_tensors.engines.kv_cache import KVCache, Recent
+from nemorl_tensors.engines.kv_cache import CachedRows, KVCache, Recent
 from nemorl_tensors.engines.turns import Turns
 from nemorl_tensors.products import packed, packs, product
 from torch import Tensor

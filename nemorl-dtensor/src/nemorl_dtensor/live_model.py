@@ -8,9 +8,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.decoding import Decoder
 from nemorl_tensors.engines.observing import Recorder
 from nemorl_tensors.engines.parking import Parking, held_alone
+from nemorl_tensors.engines.rows import default_microbatch_tokens, plan_microbatches, to_rows
+from nemorl_tensors.engines.steps import PLACE, with_places
 from torch import Tensor
 
 from nemorl_dtensor.decode import build_decoder
@@ -18,7 +21,6 @@ from nemorl_dtensor.generation_weights import bind_weights, empty_model
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.observing import observed_decoding
-from nemorl_dtensor.prompt_scores import prompt_logprobs
 from nemorl_dtensor.published_names import PublishedNames
 from nemorl_dtensor.verification import verify
 
@@ -116,3 +118,23 @@ class LiveModel:
     @cached_property
     def _names(self) -> PublishedNames:
         return PublishedNames(self._model)
+
+
+@torch.inference_mode()
+def prompt_logprobs(scorer: Scorer, prompts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    """float32 nats of ``softmax(logits)`` for every token of each prompt, 0.0 for its first.
+
+    Args:
+        scorer: The model.
+        prompts: Token ids, not empty.
+    """
+    device = scorer.weight.device
+    masks = [[False, *[True] * (len(prompt) - 1)] for prompt in prompts]
+    batch = with_places(TokenBatch.from_sequences(prompts, masks))
+    found = torch.zeros(batch.num_tokens)
+    for members in plan_microbatches(batch, default_microbatch_tokens(device.type)):
+        part = batch.select(members).to(device)
+        rows = to_rows(part, packed=False)
+        if rows.targets.numel():
+            found[part[PLACE][rows.targets].cpu()] = scorer.score(rows, 1.0).cpu()
+    return [tuple(piece.tolist()) for piece in torch.split(found, batch.lengths.tolist())]

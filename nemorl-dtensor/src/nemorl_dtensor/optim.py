@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from nemorl.errors import CheckpointError
-from nemorl_tensors.engines.schedules import schedule_factor
-from nemorl_tensors.engines.steps import StepResult
+from nemorl_tensors.engines.steps import StepResult, schedule_factor
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 

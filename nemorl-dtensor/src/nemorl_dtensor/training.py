@@ -9,7 +9,8 @@ were normalised on the driver, so microbatches add up. Only adapters have dropou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.checkpoint_files import RankFiles
-from nemorl_tensors.engines.model_folder import save_tokenizer
+from nemorl_tensors.engines.model_folder import save_tokenizer, write_weights
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations
 from nemorl_tensors.engines.pieces import Piece
@@ -42,7 +43,7 @@ from nemorl_tensors.engines.steps import (
 from nemorl_tensors.filtering import TokenFilter
 from torch import Tensor
 
-from nemorl_dtensor import checkpoint, export
+from nemorl_dtensor import checkpoint
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.assembly import AnyScorer, assemble
 from nemorl_dtensor.exported import ExportedWeights
@@ -59,6 +60,7 @@ from nemorl_dtensor.verification import verified_layout
 if TYPE_CHECKING:
     from nemorl.config.models import TrainingOptions
     from nemorl.resources.worker import WorkerContext
+    from transformers import PreTrainedModel
 
     from nemorl_dtensor.config import DTensorConfig
 
@@ -208,7 +210,7 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def save_pretrained(self, path: Path) -> None:
         self._residency.require("weights")
-        export.save_pretrained(path, self._model, self._exported.tensors(), self._rank)
+        save_pretrained(path, self._model, self._exported.tensors(), self._rank)
         if self._rank == 0:
             save_tokenizer(path, self._policy.model_name, self._policy.tokenizer)
 
@@ -282,3 +284,27 @@ class DTensorBackend(RankBackend[Optimizer]):
     def _idle(self, scorer: AnyScorer) -> Tensor:
         assert isinstance(scorer, ShardedScorer), "one rank alone has nobody to wait for"
         return scorer.idle(self._device)
+
+
+def save_pretrained(path: Path, model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], rank: int) -> None:
+    """Write ``model`` without a tokenizer. Collective where it is spread over ranks; rank 0 writes.
+
+    Args:
+        path: Created if needed.
+        model: The policy.
+        tensors: Its weights under the names of published checkpoints, each put together as it is asked for.
+        rank: Of this process.
+    """
+    if rank > 0:
+        for _ in tensors:
+            pass
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]  # FSDP2 renames the class
+    config.dtype = model.dtype
+    vars(config).pop("quantization_config", None)  # what is written is decoded
+    config.save_pretrained(path)
+    if model.can_generate() and model.generation_config is not None:
+        model.generation_config.save_pretrained(path)
+    write_weights(path, tensors)

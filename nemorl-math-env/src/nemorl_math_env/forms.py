@@ -12,8 +12,7 @@ from fractions import Fraction
 
 from nemorl_math_env.expressions import Tree, try_expression
 from nemorl_math_env.quantities import Quantity, quantity_of
-from nemorl_math_env.remembering import remembered
-from nemorl_math_env.spelling import ROW_END, spelled, strip_wrapping, tidy, words
+from nemorl_math_env.spelling import ROW_END, remembered, spelled, strip_wrapping, tidy, words
 from nemorl_math_env.units import NONE, Unit, read_unit
 
 MAX_ITEMS = 50

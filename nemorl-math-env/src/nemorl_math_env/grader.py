@@ -138,14 +138,12 @@ class _Grader:
     def _started_pool(self) -> ProcessPool:
         from pebble import ProcessPool
 
-        from nemorl_math_env.spawning import GraderContext
-
         for _ in range(STARTS):
             pool = ProcessPool(
                 max_workers=1,
                 initializer=worker.prepare,
                 initargs=(self._memory_gib,),
-                context=GraderContext(),  # type: ignore[arg-type]
+                context=worker.GraderContext(),  # type: ignore[arg-type]
             )
             try:
                 pool.schedule(worker.ready).result(timeout=START_DEADLINE_S)

@@ -9,8 +9,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from nemorl_math_env.remembering import remembered
-from nemorl_math_env.spelling import strip_wrapping, tidy
+from nemorl_math_env.spelling import remembered, strip_wrapping, tidy
 from nemorl_math_env.units import MULTIPLIERS, NONE, Unit, read_unit
 
 MAX_DIGITS = 400

@@ -10,8 +10,26 @@ import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, wraps
+from typing import TypeVar
 
-from nemorl_math_env.remembering import remembered
+T = TypeVar("T")
+
+MAX_CHARS = 100
+"""Longer texts are read each time: few repeat, and they would fill memory."""
+MAX_TEXTS = 4096
+
+
+def remembered(function: Callable[[str], T]) -> Callable[[str], T]:
+    """The same function, which must depend on its text alone and return something that nobody changes."""
+    known = lru_cache(maxsize=MAX_TEXTS)(function)
+
+    @wraps(function)
+    def answer(text: str) -> T:
+        return known(text) if len(text) <= MAX_CHARS else function(text)
+
+    return answer
+
 
 ROW_END = "¶"
 """The end of a row of a matrix."""

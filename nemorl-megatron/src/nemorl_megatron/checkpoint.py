@@ -19,8 +19,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 from nemorl.errors import CheckpointError
-from nemorl_tensors.engines.checkpoint_files import RankFiles, TensorFile
-from nemorl_tensors.engines.random_state import random_state, restore_random_state
+from nemorl_tensors.engines.checkpoint_files import RankFiles, TensorFile, random_state, restore_random_state
 from safetensors.torch import load_file
 from torch import Tensor
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from megatron.core.inference.contexts import BaseInferenceContext
-from nemorl_tensors.engines.cached_rows import CachedRows
-from nemorl_tensors.engines.kv_cache import KVCache, Recent
+from nemorl_tensors.engines.kv_cache import CachedRows, KVCache, Recent
 from torch import Tensor
 
 if TYPE_CHECKING:

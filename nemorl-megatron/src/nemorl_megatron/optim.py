@@ -20,8 +20,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from nemorl_tensors.engines.schedules import schedule_factor
-from nemorl_tensors.engines.steps import StepResult
+from nemorl_tensors.engines.steps import StepResult, schedule_factor
 from torch import Tensor
 
 if TYPE_CHECKING:

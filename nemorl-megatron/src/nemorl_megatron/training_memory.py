@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nemorl_rl.planning.memory.activations import PerToken
+from nemorl_rl.planning.memory.describing import PerToken
 from nemorl_rl.planning.memory.head import Head, head_buffers, scored_logits
 from nemorl_rl.planning.memory.models import HeldModel
 from nemorl_rl.planning.memory.parts import Moments, Part, count, total

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from nemorl_agents.gateway.access import Access
-from nemorl_agents.gateway.gateway import Gateway
-from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import Gateway, GatewayOptions
 from scripted_policy import ScriptedPolicy
 
 Open = Callable[[ScriptedPolicy], Access]

@@ -15,8 +15,7 @@ import httpx
 import openai
 import pytest
 from nemorl_agents.gateway.access import Access
-from nemorl_agents.gateway.gateway import Gateway
-from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import Gateway, GatewayOptions
 from nemorl_rl.agents.contract import ChatReply
 from scripted_policy import Asked, ScriptedPolicy, saying
 

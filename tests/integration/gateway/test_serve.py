@@ -18,8 +18,8 @@ import pytest
 from attacks import HALF
 from nemorl.errors import UsageError
 from nemorl_agents.gateway.access import Access
+from nemorl_agents.gateway.gateway import GatewayOptions
 from nemorl_agents.gateway.model_server import model_folder, served
-from nemorl_agents.gateway.options import GatewayOptions
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_testing.models import greedy_continuation, load_reference, tiny_model
 from recorded_messages import Raises

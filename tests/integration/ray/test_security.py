@@ -53,7 +53,7 @@ from nemorl.errors import NemorlError
 from nemorl.resources.ray_launcher import RayLauncher
 from nemorl.resources.worker import WorkerContext
 from nemorl_sft.config import SFTConfig
-from nemorl.resources.factories import TrainingFactory
+from nemorl.resources.worker import TrainingFactory
 cluster = {"launcher": "ray", "address": sys.argv[1], "cpus_per_worker": 0.5, "security": json.loads(sys.argv[2])}
 config = SFTConfig(model="a", data="arithmetic", cluster=cluster)
 with tempfile.TemporaryDirectory() as logs:

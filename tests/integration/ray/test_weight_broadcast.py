@@ -11,9 +11,9 @@ import pytest
 from nemorl.config import ClusterConfig, GenerationConfig, PolicyConfig
 from nemorl.contracts import GenerationBackend
 from nemorl.errors import WorkerLostError
-from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+from nemorl.resources.worker import TrainingFactory
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl_rl.placement.engines import GenerationFactory, standalone_generation
 from nemorl_testing.models import tiny_model

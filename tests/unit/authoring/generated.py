@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from nemorl.plugins import Index, Registry
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from nemorl_testing.scaffold.names import Names
 from nemorl_testing.scaffold.writing import write_package
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from nemorl.resources.ports import listening_socket
 from nemorl_trust.front_door import PER_PEER, SHARE, FrontDoor, Limits
-from nemorl_trust.open_files import allow_more_open_files
+from nemorl_trust.listening import allow_more_open_files
 
 SOON_S = 0.1
 NEVER_S = 1e6

@@ -15,7 +15,7 @@ import pytest
 from nemorl.errors import PluginError
 from nemorl_tasks.code.probe import best_sandbox, interpreter_folders
 from nemorl_tasks.code.sandbox import Limits, Result, Sandbox
-from nemorl_trust.isolation.confining import FOLDER
+from nemorl_trust.isolation import CONFINEMENT
 from recorded_messages import Raises
 
 LIMITS = Limits(wall_s=20.0, memory_mib=128, processes=8, output_kib=64, disk_mib=8)
@@ -406,11 +406,11 @@ def test_ordinary_programs_work(run: Run, program: str) -> None:
 
 def module(name: str) -> dict[str, object]:
     """A module of what runs inside, which no import path holds."""
-    sys.path.insert(0, str(FOLDER))
+    sys.path.insert(0, str(CONFINEMENT))
     try:
         return vars(__import__(name))
     finally:
-        sys.path.remove(str(FOLDER))
+        sys.path.remove(str(CONFINEMENT))
 
 
 @pytest.mark.parametrize(("column", "architecture"), [(1, 0xC000003E), (2, 0xC00000B7)], ids=["x86_64", "aarch64"])

@@ -24,7 +24,7 @@ from nemorl_cli import main, terminal
 from nemorl_cli.help_texts import PANELS
 from nemorl_cli.plugins import listed
 from nemorl_cli.report.records.reading import read_records
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from rich.console import Console as RichConsole
 
 

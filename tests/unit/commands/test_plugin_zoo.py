@@ -17,7 +17,7 @@ from nemorl.errors import ConfigError, PluginError
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import build_hooks
 from nemorl.plugins.index import OWN_COMMANDS
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from nemorl_trust.source import template_text
 from zoo import GOOD, ZOO, Specimen
 

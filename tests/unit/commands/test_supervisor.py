@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from nemorl.base.process.last_words import MARK
+from nemorl.base.process.stopping import MARK
 from nemorl_cli.streams import SteadyStream
 from nemorl_cli.supervisor import _conclude
 

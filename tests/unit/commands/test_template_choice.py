@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from nemorl.plugins import registry
-from nemorl_cli.template_choice import TemplateFacts, billions_in, choose, facts_of, gpus_in, unknown_words
-from nemorl_cli.template_words import OTHER_WORDS
+from nemorl_cli.template_choice import OTHER_WORDS, TemplateFacts, billions_in, choose, facts_of, gpus_in, unknown_words
 from nemorl_trust.source import read_source, template_text
 
 EIGHT = facts_of(

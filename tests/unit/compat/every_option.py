@@ -21,7 +21,7 @@ from importlib.resources import files
 from typing import Any
 
 from nemorl.errors import DataError, UsageError
-from nemorl_compat.braces import unbraced
+from nemorl_compat.key_table import unbraced
 from nemorl_compat.peers.reading import Given
 from nemorl_compat.peers.tables import table
 from nemorl_compat.peers.translation import translate

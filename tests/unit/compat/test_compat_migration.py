@@ -12,9 +12,9 @@ from command_line import Command
 from nemorl.config.load import load_config
 from nemorl.errors import DataError, UsageError
 from nemorl_compat import legacy_yaml
+from nemorl_compat.conversions.data import template_of
 from nemorl_compat.migration import Migration, migrate, migrate_file
 from nemorl_compat.migration_report import summary
-from nemorl_compat.prompts import template_of
 from old_configs import DPO, GRPO, SFT
 from omegaconf import OmegaConf
 from recorded_messages import Raises

@@ -12,7 +12,7 @@ import pytest
 from nemorl.errors import ConfigError, ForeignError, UsageError
 from nemorl.plugins import Index, Registry
 from nemorl_compat.trainers import ALGORITHM_REGISTRY, BaseTrainer, GuideLoss
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{n}+1=", "response": str(n + 1)} for n in range(8)]

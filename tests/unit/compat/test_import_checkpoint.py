@@ -131,7 +131,7 @@ def test_what_is_no_such_checkpoint_is_refused_by_name(
 
 
 def test_the_command_says_how_to_go_on(tiny_model: Path, trained: Any, tmp_path: Path) -> None:
-    from nemorl_compat.import_command import app
+    from nemorl_compat.command import import_app as app
 
     step = write_step(tmp_path, tiny_model, {"model": trained.state_dict()})
     result = CliRunner().invoke(app, [str(step), str(tmp_path / "out")])

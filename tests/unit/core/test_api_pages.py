@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import pytest
 from nemorl.plugins import Index, Registry
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"

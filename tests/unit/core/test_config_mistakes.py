@@ -20,7 +20,7 @@ from nemorl.plugins.index import Index
 from nemorl.plugins.kinds import DatasetConfig, GenerationBackendConfig, LoggerConfig
 from nemorl.plugins.registry import Registry
 from nemorl.types import Row
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises, paths
 
 GRPO = {"algorithm": "grpo", "model": "{model}", "data": "arithmetic", "environment": "math"}

@@ -18,7 +18,7 @@ from nemorl.plugins import Index, Registry
 from nemorl.plugins.hooks import Hooks, build_hooks
 from nemorl.plugins.kinds import HookConfig
 from nemorl_cli.console import Console
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 DOCS = (Path(__file__).parents[3] / "docs/hooks.md").read_text()

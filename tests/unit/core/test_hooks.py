@@ -20,7 +20,7 @@ from nemorl.plugins.kinds import HookConfig
 from nemorl.trainer import BaseTrainer, TrainResult
 from nemorl_cli.console import Console
 from nemorl_rl.callbacks import Callback, EarlyStopping
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from pydantic import Field, ValidationError
 from recorded_messages import Raises
 

@@ -23,7 +23,7 @@ from nemorl.config.load import load_config
 from nemorl.plugins import KINDS, Index, Registry
 from nemorl.plugins.index import CAN_BE_ISOLATED, OWN_COMMANDS
 from nemorl_cli.console import Console
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"

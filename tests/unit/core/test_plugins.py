@@ -19,7 +19,7 @@ from nemorl.plugins.index import PREFIX
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import config_bases
 from nemorl_cli.report.diagnosing import diagnose
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 BAD_SYNTAX = "class Env(:\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nemorl.plugins import Index, Registry
 from nemorl_testing.models import tiny_model as model_with_weights
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from tiers import only
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -13,7 +13,7 @@ from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
 from nemorl.plugins import Index, Registry
 from nemorl.weights import WeightHandle
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 
 TRANSPORT = """
     from nemorl.plugins.kinds import WeightTransportConfig

@@ -15,7 +15,7 @@ from nemorl.errors import ForeignError, NemorlError
 from nemorl.plugins import Index, Registry
 from nemorl.plugins.kinds import LoggerConfig, TrainingBackendConfig
 from nemorl_rl.callbacks import Callback
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(6)]

@@ -22,11 +22,10 @@ from made_runs import (
     with_version,
     with_weight,
 )
-from nemorl_insight.diff.numbers import is_equal, unequal
 from nemorl_insight.diff.run_files import RunFiles
 from nemorl_insight.diff.stages import Point
 from nemorl_insight.diff.telling import first_difference, sentences
-from nemorl_insight.diff.tensors import CheckpointPair, stored_tensors
+from nemorl_insight.diff.tensors import CheckpointPair, is_equal, stored_tensors, unequal
 from nemorl_insight.diff.walking import Walk, walk
 from safetensors.torch import load_file, save_file
 

@@ -15,7 +15,7 @@ from nemorl.types import Samples
 from nemorl_cli.console import Console
 from nemorl_cli.report.records.reading import read_records
 from nemorl_distillation import DistillationConfig, OPDConfig
-from nemorl_distillation.responses import given_count, given_sample
+from nemorl_distillation.teachers import given_count, given_sample
 from nemorl_distillation.trainer import DistillationTrainer, OPDTrainer
 from nemorl_distillation.vocabulary import shared_vocabulary
 from nemorl_rl.data.tokenizer import Tokenizer

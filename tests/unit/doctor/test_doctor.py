@@ -18,7 +18,7 @@ from nemorl.plugins import Index, Registry, registry
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_rl.alerts.rollout_rules import CAUSES
 from nemorl_testing import models
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 
 
 @pytest.fixture

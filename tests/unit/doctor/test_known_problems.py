@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nemorl_insight.doctor.machine import Device
-from nemorl_insight.doctor.problems import CODES, Installed, Machine, find_problems
+from nemorl_insight.doctor.examination import find_problems
+from nemorl_insight.doctor.finding import CODES
+from nemorl_insight.doctor.installed import Installed
+from nemorl_insight.doctor.machine import Device, Machine
 from nemorl_insight.doctor.torch_builds import build_of
 
 DOCS = (Path(__file__).parents[3] / "docs/doctor.md").read_text()

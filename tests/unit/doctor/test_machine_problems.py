@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from nemorl_insight.doctor.machine import Device, answers, parse_cuda, parse_devices
-from nemorl_insight.doctor.problems import Installed, Machine, find_problems
+from nemorl_insight.doctor.examination import find_problems
+from nemorl_insight.doctor.installed import Installed
+from nemorl_insight.doctor.machine import Device, Machine, answers, parse_cuda, parse_devices
 
 HEALTHY = Machine(python=(3, 12, 4), cpus=8, disk_free_gib=200.0, shared_memory_free_gib=32.0, open_files=65536)
 TWO_GPUS = replace(HEALTHY, gpus=2, environment={"OMP_NUM_THREADS": "4"})

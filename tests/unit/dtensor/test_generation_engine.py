@@ -15,8 +15,7 @@ from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_dtensor import HFGenerationConfig
-from nemorl_dtensor.decode import build_decoder
-from nemorl_dtensor.decode_again import RecomputingDecoder
+from nemorl_dtensor.decode import RecomputingDecoder, build_decoder
 from nemorl_dtensor.decode_llama import FAMILY, LlamaDecoder
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_dtensor.model import load_model

@@ -17,7 +17,7 @@ from nemorl.metrics import Metrics
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.rows import plan_microbatches
-from nemorl_tensors.engines.schedules import schedule_factor
+from nemorl_tensors.engines.steps import schedule_factor
 from recorded_messages import Raises
 from torch import Tensor
 from transformers import AutoModelForCausalLM

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from nemorl_cli.report.sections import Table
 from nemorl_tasks.environments.boards import read, show
-from nemorl_tasks.environments.puzzle_section import Games, board_in
+from nemorl_tasks.environments.sliding_puzzle import Games, board_in
 
 
 def record(*turns: tuple[str, str]) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
-from nemorl_agents.gateway.access import Doorkeeper
+from nemorl_agents.gateway.access import AccessControl
 from nemorl_agents.gateway.episodes import OpenEpisode
-from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import GatewayOptions
 from nemorl_agents.gateway.server import Server
 from scripted_policy import ScriptedPolicy
 from starlette.testclient import TestClient
@@ -19,7 +19,9 @@ OPTIONS = GatewayOptions(max_body_bytes=100_000, quiet_s=5.0, max_concurrent_cal
 class Talk:
     """One episode, and a client that has its key."""
 
-    def __init__(self, client: TestClient, doors: Doorkeeper, policy: ScriptedPolicy, options: GatewayOptions) -> None:
+    def __init__(
+        self, client: TestClient, doors: AccessControl, policy: ScriptedPolicy, options: GatewayOptions
+    ) -> None:
         self.client, self.doors, self.policy = client, doors, policy
         self.episode = OpenEpisode(policy, options)
         self.name, self.key = doors.admit(self.episode)
@@ -43,7 +45,7 @@ def open_talk() -> Iterator[Open]:
     clients = []
 
     def start(policy: ScriptedPolicy | None = None, options: GatewayOptions = OPTIONS) -> Talk:
-        doors = Doorkeeper()
+        doors = AccessControl()
         client = TestClient(Server(doors, options).app).__enter__()
         clients.append(client)
         return Talk(client, doors, policy or ScriptedPolicy(), options)

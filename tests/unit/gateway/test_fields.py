@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from nemorl_agents.gateway.apis.base import Api
-from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import GatewayOptions
 from nemorl_agents.gateway.server import APIS
 
 ROOT = Path(__file__).parents[3]

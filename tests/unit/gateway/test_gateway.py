@@ -8,8 +8,7 @@ import threading
 import httpx
 import pytest
 from nemorl.errors import UsageError
-from nemorl_agents.gateway.gateway import Gateway
-from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import Gateway, GatewayOptions
 from nemorl_rl.agents.contract import ChatReply
 from recorded_messages import Raises
 from scripted_policy import ScriptedPolicy, saying

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import GatewayOptions
 from nemorl_rl.agents.contract import ChatReply
 from scripted_policy import Asked, ScriptedPolicy, calling, saying
 

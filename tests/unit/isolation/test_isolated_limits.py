@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hostile_plugins import Plugin, answering, hostile
 from nemorl.errors import PluginError
+from nemorl_trust.isolation import CONFINEMENT
 from nemorl_trust.isolation import process as isolated_process
-from nemorl_trust.isolation.confining import FOLDER
 from recorded_messages import Raises
 
 
@@ -68,7 +68,7 @@ say(number, [[what, "", None] for what in found]); hear()
 def test_it_sees_neither_the_driver_nor_another_plugin(plugin: Plugin, tmp_path: Path) -> None:
     version = subprocess.run(
         [sys.executable, "-c", "import landlock; print(landlock.version() >= landlock.KNOWS_SIGNALS)"],
-        check=False, cwd=FOLDER, capture_output=True, text=True,
+        check=False, cwd=CONFINEMENT, capture_output=True, text=True,
     )  # fmt: skip
     if version.stdout != "True\n":
         pytest.skip("processes of one user are kept apart by Landlock, from Linux 6.12 on")

@@ -28,7 +28,7 @@ from nemorl.plugins import Index, Registry
 from nemorl.types import Prompt
 from nemorl_cli.console import Console
 from nemorl_rl.environments import EnvironmentPool
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from nemorl_trust.isolation.process import process_of
 from nemorl_trust.lock import locked_plugins
 from nemorl_trust.source import read_source

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hidden_secrets import found_in
 from nemorl_insight.loggers import MLflowConfig, WandbConfig
-from nemorl_insight.loggers.samples import COLUMNS, NewSamples
+from nemorl_insight.loggers.run_files import COLUMNS, NewSamples
 from nemorl_rl.alerts.alert import Alert
 from record_files import write_records
 

@@ -16,8 +16,8 @@ from nemorl.plugins.registry import registry
 from nemorl_cli.report.run_data import RunData
 from nemorl_cli.report.sections import sections_of
 from nemorl_insight.plan.command import app
-from nemorl_insight.plan.config import PlanSectionConfig
 from nemorl_insight.plan.measured import compare
+from nemorl_insight.plan.section import PlanSectionConfig
 from typer.testing import CliRunner
 
 LLAMA_8B = {

@@ -29,7 +29,7 @@ from nemorl_rl.alerts.hook import Watching
 from nemorl_rl.alerts.rollout_rules import rollout_rules
 from nemorl_rl.alerts.rules import Rule
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 from safetensors.torch import load_file
 

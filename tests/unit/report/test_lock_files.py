@@ -20,7 +20,7 @@ from nemorl.base.packages.distributions import InstalledDistribution
 from nemorl.config.load import load_config
 from nemorl.errors import UsageError
 from nemorl.plugins import Index, Registry
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from nemorl_trust.lock import locked_plugins, refuse_other_plugins, write_lock
 from nemorl_trust.lock_files import files_of, foreign_bytecode, hash_of
 from recorded_messages import Raises

@@ -10,7 +10,7 @@ from installed_plugins import GOOD, Install
 from nemorl.errors import PluginError
 from nemorl.plugins import Index, PluginEntry, Registry
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from nemorl_trust.source import Place, locate, read_source, template_text
 from recorded_messages import Raises
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from nemorl.errors import UsageError
 from nemorl_cli.report.records.reading import record_files
-from nemorl_cli.report.records.vocabulary import Vocabulary, token_texts
+from nemorl_cli.report.records.tokens import Vocabulary, token_texts
 from nemorl_cli.report.viewing import queries
 from nemorl_cli.report.viewing.details import detail_at
 from nemorl_cli.report.viewing.index import RecordIndex

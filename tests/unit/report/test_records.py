@@ -21,7 +21,7 @@ from nemorl_cli.report.records.selecting import Selection
 from nemorl_cli.report.records.turns import Runs
 from nemorl_cli.report.records.writing import Recorder
 from nemorl_rl.rollouts.recording import RecordingConfig
-from nemorl_rl.serving.times import TimedSample
+from nemorl_rl.serving.requests import TimedSample
 from nemorl_tensors import TokenBatch
 from record_files import rows_of
 

@@ -13,7 +13,7 @@ from nemorl_cli.console import Console
 from nemorl_cli.report.records import writing
 from nemorl_cli.report.records.reading import FOLDER, read_records, record_files
 from nemorl_cli.report.records.table import table_of
-from nemorl_cli.report.records.vocabulary import token_texts
+from nemorl_cli.report.records.tokens import token_texts
 from nemorl_rl.callbacks import Callback
 from record_files import rows_of
 

@@ -14,13 +14,12 @@ import pytest
 from markupsafe import Markup
 from nemorl.plugins import Registry, registry
 from nemorl.plugins.kinds import ReportSectionConfig
-from nemorl_cli.report import charts, parts, words
+from nemorl_cli.report import charts, parts, run_data
 from nemorl_cli.report.declared import Declarations, admitted
 from nemorl_cli.report.report import write_combined_report, write_report
 from nemorl_cli.report.run_data import RunData
 from nemorl_cli.report.sections import Curves, Section, Table, Text, TranscriptSection
-from nemorl_cli.report.viewing.few import spread
-from nemorl_cli.report.viewing.overview import blocks_of
+from nemorl_cli.report.viewing.overview import blocks_of, spread
 from nemorl_ppo import PPOConfig
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_tasks.environments.config import SlidingPuzzleConfig
@@ -380,7 +379,7 @@ def test_several_stages_share_one_page(tmp_path: Path) -> None:
     ("value", "text"), [(0.0, "0"), (1.0, "1"), (0.12345, "0.1235"), (1234.5, "1,234"), (1e-6, "1e-06"), (None, "–")]
 )
 def test_numbers_are_short(value: float | None, text: str) -> None:
-    assert words.number(value) == text
+    assert run_data.number(value) == text
 
 
 class RewardsConfig(ReportSectionConfig):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from nemorl.errors import StorageError
 from nemorl_agents.servers.roster import Roster
-from nemorl_insight.loggers.identity import recorded_config, saved_id
+from nemorl_insight.loggers.run_files import recorded_config, saved_id
 from nemorl_trust.audit.hook import Audit
 from recorded_messages import Raises
 

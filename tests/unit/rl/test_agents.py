@@ -29,8 +29,7 @@ from nemorl_rl.environments import EnvironmentPool, WeightedEnvironment
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
-from nemorl_rl.serving.requests import NamedRequests
-from nemorl_rl.serving.times import TimedSample
+from nemorl_rl.serving.requests import NamedRequests, TimedSample
 from nemorl_tensors import TokenBatch
 from recorded_messages import Raises
 

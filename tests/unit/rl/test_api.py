@@ -15,7 +15,7 @@ from nemorl.run import TrainResult
 from nemorl_math_env.config import ArithmeticConfig
 from nemorl_rl.data.rows import RowDataModule, as_rows, named_dataset, rows_of
 from nemorl_tasks.datasets import FileConfig, HuggingFaceConfig
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(6)]

@@ -17,7 +17,7 @@ from nemorl.plugins.kinds import LoggerConfig
 from nemorl.run import TrainResult
 from nemorl_cli.console import Console
 from nemorl_rl.callbacks import Callback, CheckpointCallback, EarlyStopping, LoggerCallback, WandbCallback
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{i}+1=", "response": str(i + 1)} for i in range(8)]

@@ -20,7 +20,7 @@ from nemorl_rl.audit.mismatch import measure_mismatch
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_tensors.engines.observing import LAST_ROLES, LAYER_ROLES, Place
 from nemorl_testing.models import tiny_model
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from planted_bugs import (
     HALVED,
     PROMPT,

@@ -25,7 +25,7 @@ from nemorl_rl.audit.mismatch import Measurement, MismatchReport, measure_mismat
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_tensors.mismatch import mismatch_metrics
 from nemorl_testing import models
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 from watched_run import WatchedRun
 

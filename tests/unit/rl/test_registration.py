@@ -25,7 +25,7 @@ from nemorl.resources.worker import WorkerContext
 from nemorl.types import Prompt
 from nemorl_cli.console import Console
 from nemorl_rl.placement.engines import GenerationFactory
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 pytestmark = pytest.mark.usefixtures("scoped")

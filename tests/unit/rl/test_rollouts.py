@@ -22,7 +22,7 @@ from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.serving.generation_policy import GenerationPolicy
-from nemorl_rl.serving.times import TimedSample
+from nemorl_rl.serving.requests import TimedSample
 from recorded_messages import Raises
 
 

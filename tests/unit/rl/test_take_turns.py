@@ -16,7 +16,7 @@ from nemorl_cli.console import Console
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_testing.models import tiny_model as saved_model
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(6)]

@@ -14,7 +14,7 @@ from nemorl.types import Prompt, Score
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
 from nemorl_rl.environments.sources import as_environment
 from nemorl_rl.environments.trl_rewards import TRLReward
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 CHAT = ({"role": "user", "content": "1+1="},)

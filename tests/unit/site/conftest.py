@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from nemorl.base.packages.plugin_policy import machine_policy
 from nemorl.plugins import Index, Registry
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from nemorl_trust import site_policy
 
 Policy = Callable[..., Path]

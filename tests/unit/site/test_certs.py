@@ -23,13 +23,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from nemorl.config import ClusterConfig, load_config
 from nemorl.errors import ConfigError, UsageError
-from nemorl_agents.gateway.gateway import Gateway
-from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import Gateway, GatewayOptions
 from nemorl_agents.servers.config import ServerConfig
 from nemorl_agents.servers.connection import Connection, GoneError
 from nemorl_trust import authority
 from nemorl_trust.encryption import is_loopback, names_loopback, require_certificate, require_safe_listening
-from nemorl_trust.ray_check import ray_problems
+from nemorl_trust.ray_security import ray_problems
 from recorded_messages import Raises
 
 Policy = Callable[..., Path]

@@ -16,7 +16,7 @@ from nemorl.plugins import Index
 from nemorl_trust import site_policy
 from nemorl_trust.audit.recording import audit_folder, audit_log
 from nemorl_trust.audit.verifying import entries_of
-from nemorl_trust.permission import require
+from nemorl_trust.site import require
 from nemorl_trust.site_check import refuse
 from nemorl_trust.site_policy import Person, links_out_of, names_of_path, read_site_policy, refusal
 from recorded_messages import Raises

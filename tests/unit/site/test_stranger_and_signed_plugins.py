@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from installed_plugins import GOOD, Install
 from nemorl.plugins import Index, Registry
-from nemorl_testing.registries import use_registry
+from nemorl_testing.plugin import use_registry
 from nemorl_trust.lock import entries_by_distribution
 from nemorl_trust.lock_files import files_of, hashes_of
 

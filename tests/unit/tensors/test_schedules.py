@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from nemorl.config.models import ScheduleConfig
-from nemorl_tensors.engines.schedules import schedule_factor
+from nemorl_tensors.engines.steps import schedule_factor
 from transformers import get_scheduler
 
 

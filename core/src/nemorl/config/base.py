@@ -10,8 +10,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from nemorl.base.text.field_texts import field_texts, for_editors
 from nemorl.base.text.naming import Named, Naming, declared_kind, kind_by_name, takes_text, texts_of
@@ -152,7 +160,7 @@ def all_problems(value: Any, path: str = "") -> Iterator[ConfigIssue]:
 
 
 def identity(config: Any, data: Any) -> Any:
-    """What of ``data`` makes a run the run it is: all but the fields that are marked ``RESUMABLE``.
+    """The identity of a run within ``data``: all but the fields that are marked ``RESUMABLE``.
 
     Args:
         config: A config, or a sequence or mapping of them.
@@ -177,3 +185,43 @@ def validation_error(title: str, problems: list[ConfigIssue]) -> ValidationError
         context = {"message": problem.message, "fix": problem.fix or ""}
         details.append({"type": PydanticCustomError(PROBLEM, "{message}", context), "loc": location, "input": None})
     return ValidationError.from_exception_data(title, details)
+
+
+# A field that holds one of several classes, told apart by the `name` in what is written
+
+
+Kinds = tuple[type[BaseModel], ...]
+
+
+class Variants:
+    """Marks such a field; each class has a ``name`` with its own word as default. The first is meant without one.
+
+    >>> class Training(Config):
+    ...     optimizer: Annotated[OptimizerConfig | MuonConfig, Variants(OptimizerConfig, MuonConfig)]
+    """
+
+    def __init__(self, *kinds: type[BaseModel]) -> None:
+        self.kinds: Kinds = kinds
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_before_validator_function(self._choose, handler(source))
+
+    def _choose(self, value: Any, info: core_schema.ValidationInfo) -> Any:
+        """The value as the class that it names: a union would report the mistakes of all classes."""
+        if isinstance(value, BaseModel):
+            kind = variant(self.kinds, dict(value))
+            return value if isinstance(value, kind) else kind.model_validate(value.model_dump(exclude_unset=True))
+        if isinstance(value, str):
+            value = {"name": value}
+        return variant(self.kinds, value).model_validate(value, context=info.context)
+
+
+def variant(kinds: Kinds, value: Any) -> type[BaseModel]:
+    """The class that a mapping names; the first one where it names none."""
+    named = value.get("name") if isinstance(value, Mapping) else None
+    return next((kind for kind in kinds if "name" in kind.model_fields and names(kind) == named), kinds[0])
+
+
+def names(kind: type[BaseModel]) -> Any:
+    """The ``name`` of a class of variants."""
+    return kind.model_fields["name"].default

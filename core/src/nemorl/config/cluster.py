@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -11,7 +15,6 @@ from pydantic import Field
 from nemorl.base.text.naming import Names, ServerURL, Variables
 from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
-from nemorl.resources.gpus import count_gpus
 from nemorl.weights import Distance
 
 
@@ -200,3 +203,18 @@ class ClusterConfig(Config):
             yield ConfigIssue("colocated", f"{text}: generation has no device of its own", "set launcher: ray")
         if self.address is not None:
             yield ConfigIssue("address", f"{text} and joins no cluster", "set launcher: ray, or remove it")
+
+
+def count_gpus() -> int:
+    """GPUs visible to this process, without importing torch (nvidia-smi, then CUDA_VISIBLE_DEVICES)."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    tool = shutil.which("nvidia-smi")
+    return _gpus_listed_by(tool) if tool is not None else 0
+
+
+@cache
+def _gpus_listed_by(tool: str) -> int:
+    listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())

@@ -31,7 +31,7 @@ class Component:
 
     kind: str
     default: str | None = None
-    """What a mapping without ``name`` means, so that one option of the default plugin is one line."""
+    """The plugin that a mapping without ``name`` means, so that one option of the default plugin is one line."""
     built_here: bool = True
     """Whether this process builds the component, so that its modules must be installed here."""
 
@@ -95,7 +95,7 @@ class Component:
         return loaded
 
     def spelled(self, value: Any, plugins: Registry) -> Any:
-        """What was written as a mapping; a name that no plugin here has as ``OTHER_SPELLINGS`` spells it out."""
+        """The section as a mapping; a name that no plugin here has as ``OTHER_SPELLINGS`` spells it out."""
         value = {"name": value} if isinstance(value, str) else value
         if not isinstance(value, Mapping):
             return value
@@ -115,7 +115,7 @@ class Component:
 
 
 def missing_modules(kind: str, name: str, plugin: type[PluginConfig]) -> ConfigIssue | None:
-    """What is wrong when a plugin's modules are not installed here."""
+    """The problem of a plugin whose modules are not installed here; ``None``: there is none."""
     missing = plugin.missing_modules()
     if not missing:
         return None

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS
 from nemorl.base.text.pydantic_words import in_words
 from nemorl.base.text.suggest import SURE, did_you_mean, in_other_words, nested
-from nemorl.base.text.variants import variant
-from nemorl.config.base import Config
+from nemorl.config.base import Config, variant
 from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue, NemorlError
 from nemorl.plugins import registry

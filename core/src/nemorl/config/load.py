@@ -126,7 +126,7 @@ class _Reading(Generic[AnyConfig]):
                 yield explain(self._class, self._data, path, item)
 
     def _without(self, wrong: Sequence[tuple[str | int, ...]]) -> AnyConfig | None:
-        """What is left without the wrong keys, to look for problems in it; ``None`` where that is no config."""
+        """The config without its wrong keys, to look for problems in it; ``None`` where that is no config."""
         rest = copy.deepcopy(self._data)
         for location in wrong:
             _take_out(rest, _as_written(".".join(map(str, location)), self._data).split("."))

@@ -16,8 +16,7 @@ from pydantic import Field
 from nemorl.base.packages.standard_plugins import DEFAULT_PLUGINS
 from nemorl.base.text.naming import FileName, Interpreter, ModelName, Options
 from nemorl.base.text.reading import expanded, is_file, shown
-from nemorl.base.text.variants import Variants
-from nemorl.config.base import RESUMABLE, Config
+from nemorl.config.base import RESUMABLE, Config, Variants
 from nemorl.config.component import Component, missing_modules
 from nemorl.contracts import Head
 from nemorl.errors import ConfigIssue
@@ -239,7 +238,7 @@ class PolicyConfig(TrainingOptions):
 
 
 def model_problems(path: str, model_name: str) -> Iterator[ConfigIssue]:
-    """What is wrong with a model given under the key ``path``, as far as the disk tells."""
+    """Problems of a model given under the key ``path``, as far as the disk tells."""
     folder = expanded(model_name)
     looks_local = model_name.startswith(("/", "./", "../", "~")) or model_name.count("/") > 1
     if looks_local and not folder.is_dir():
@@ -319,7 +318,7 @@ class Placement:
     copies_on_device: bool = False
     """The transport first copies what a rank sends within the rank's device"""
     form: Form = "model"
-    """What a sync of weights carries"""
+    """Contents of a sync of weights"""
     adapter_obstacle: str = ""
     """Why adapters do not travel apart from the model although they should; empty if they do, or need not"""
     spreads_weights: bool = False

@@ -59,7 +59,7 @@ class PluginsConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _under_its_own_policy(cls, data: Any, info: ValidationInfo) -> Any:
-        """What is built in Python, too, looks hooks and sections up among the plugins that its policy admits."""
+        """Configs built in Python look hooks and sections up among the plugins that their policy admits, too."""
         if info.context is not None or not isinstance(data, dict) or not (data.keys() & {"hooks", "report_sections"}):
             return data
         read = cls.model_validate(data, context={PLUGINS: registry().restricted(policy_in({"plugins": data}))})

@@ -96,17 +96,17 @@ class RunConfig(Config):
     trainer: ClassVar[str] = ""
     """``module:class`` of the algorithm's ``BaseTrainer`` subclass, imported by ``build``."""
     best_metric: ClassVar[str] = "validation/accuracy"
-    """What ranks checkpoints unless ``checkpoint.metric`` says otherwise."""
+    """Metric that ranks checkpoints unless ``checkpoint.metric`` names another."""
     best_is_highest: ClassVar[bool] = True
     """Direction of ``best_metric``."""
     policy_head: ClassVar[Head] = "language_model"
-    """What the policy says at each token; ``value`` for reward models."""
+    """Output of the policy at each token; ``value`` for reward models."""
     metrics: ClassVar[Mapping[str, MetricInfo]] = STEP_METRICS
     """Metrics of the algorithm by full name, e.g. ``train/loss``. ``<part>`` stands for any text."""
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = ()
     """Alternative sets of columns, one of which a train row must have. Empty: any row will do."""
     needs_capabilities: ClassVar[Mapping[str, frozenset[str]]] = {}
-    """What the backends of the policy (``policy``) and of auxiliary models (their role, up to a dot) must support."""
+    """Capabilities that backends of the policy (``policy``) and of auxiliary models (their role, up to a dot) need."""
 
     algorithm: str = ""
     """Name of the algorithm. Fixed by the class in Python; chooses the class in files."""
@@ -145,7 +145,7 @@ class RunConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _under_its_own_policy(cls, data: Any, info: ValidationInfo) -> Any:
-        """What is built in Python, too, is read with the plugins that its policy admits."""
+        """Configs built in Python are read with the plugins that their policy admits, too."""
         if info.context is not None or not isinstance(data, dict) or not data.get("plugins"):
             return data
         read = cls.model_validate(data, context={PLUGINS: registry().restricted(policy_in(data))})
@@ -234,14 +234,14 @@ class RunConfig(Config):
                 )
 
     def launch_problems(self) -> Iterator[ConfigIssue]:
-        """What a run started from a file still lacks; in Python these can be given to ``fit`` instead."""
+        """Settings that a run started from a file still lacks; in Python these can be given to ``fit`` instead."""
         if self.data is None:
             yield ConfigIssue("data", "no dataset given", "set `data:`, e.g. `data: arithmetic`")
         elif self.needs_columns:
             yield from self._column_problems(self.data)
 
     def dry_run(self, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
-        """What would end a run of this config alone, as far as it can be known without loading a model.
+        """Problems that would end a run of this config alone, as far as it can be known without loading a model.
 
         Args:
             run_dir: Where it would write.
@@ -275,7 +275,7 @@ class RunConfig(Config):
 
     @property
     def sampler(self) -> GenerationConfig | None:
-        """What samples from the policy during the run; ``None``: nothing does."""
+        """The engine that samples from the policy during the run; ``None``: there is none."""
         return None
 
     def place(self) -> Placement:

@@ -44,7 +44,7 @@ class Display(Protocol):
         ...
 
     def phase(self, name: str) -> None:
-        """What happens at this moment; called often."""
+        """Show the current activity; called often."""
         ...
 
     def start(self, title: str, total_steps: int | None) -> None:

@@ -57,7 +57,7 @@ class Environment:
 
     @property
     def owner(self) -> str:
-        """What errors call it: by its name, and by its class where it has none of its own."""
+        """Its name in errors: its own, or its class where it has none."""
         of = "" if self.name != Environment.name else f" ({type(self).__module__}.{type(self).__qualname__})"
         return f"environment {self.name!r}{of}"
 

@@ -172,7 +172,7 @@ class RemarkingBackend(Protocol):
     """
 
     def remarks(self) -> Sequence[str]:
-        """What it does otherwise than its defaults would, and why."""
+        """Departures from its defaults, each with the reason."""
         ...
 
 
@@ -238,7 +238,7 @@ class ObservableTrainer(Protocol):
     """
 
     def observe(self, token_ids: Sequence[int]) -> Activations:
-        """What the policy computes for all tokens of a sequence but the last, by the forward pass that it trains with.
+        """Activations of the policy for all tokens of a sequence but the last, by the forward pass that it trains with.
 
         Raises:
             BackendError: The pieces of this model are not known, or it is spread over ranks.

@@ -1,8 +1,7 @@
 """Plugins: the index (metadata only), drivers (stevedore, by name), hooks (pluggy)."""
 
-from nemorl.base.packages.diagnosis import Diagnostic
 from nemorl.base.packages.plugin_policy import PluginPolicy
-from nemorl.plugins.index import KINDS, Index, PluginEntry
+from nemorl.plugins.index import KINDS, Diagnostic, Index, PluginEntry
 from nemorl.plugins.registry import Registry, register, registry
 
 __all__ = [

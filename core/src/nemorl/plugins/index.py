@@ -8,24 +8,42 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from importlib import metadata
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from nemorl.base.packages.diagnosis import Diagnostic
 from nemorl.base.packages.distributions import RECORD, InstalledDistribution, installed, points_of
 from nemorl.base.packages.owner import DAMAGED, DamagedPoint, described, owner_of
 from nemorl.base.packages.plugin_policy import HOUSE, PluginPolicy, machine_policy, normalize
-from nemorl.base.packages.renamed import todays_id
-from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS, how_to_install
+from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS, how_to_install, todays_id
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One reason why one plugin cannot be used: shown by ``plugins list``, raised only when the plugin is selected."""
+
+    state: str
+    """Short word for tables: ``blocked``, ``ambiguous``, ``incompatible``, ``missing``, ``broken``, …"""
+    code: str
+    """Stable, e.g. ``NRL103``; documented in docs/plugins.md."""
+    plugin: str
+    """``distribution:name``"""
+    message: str
+    fix: str
+    cause: str | None = None
+    """The exception behind it, as text."""
+
+    def as_dict(self) -> dict[str, str | None]:
+        return asdict(self)
+
 
 PREFIX = "nemorl."
 KINDS = (
@@ -176,7 +194,7 @@ class Index:
 
     @classmethod
     def installed(cls, policy: PluginPolicy | None = None) -> Index:
-        """What pip has installed in this environment, in a stable order."""
+        """The index of this environment's distributions, in a stable order."""
         points: list[metadata.EntryPoint] = []
         for dist in installed():
             offered, damage = points_of(dist, PREFIX)
@@ -201,12 +219,12 @@ class Index:
 
     @cached_property
     def names(self) -> Mapping[str, metadata.EntryPoint]:
-        """What distributions contribute to ``nemorl``."""
+        """Names that distributions contribute to ``nemorl``."""
         return self._first_of_each_name(NAMES)
 
     @cached_property
     def slots(self) -> Mapping[str, metadata.EntryPoint]:
-        """What fills the slots."""
+        """Entry points that fill the slots."""
         return self._first_of_each_name(SLOTS)
 
     def keys_of(self, slot: str) -> list[str]:
@@ -328,7 +346,7 @@ def _unreadable(entry: PluginEntry, damage: str) -> PluginEntry:
 
 
 def requirement_on_kernel(entry: PluginEntry) -> Requirement | None:
-    """What an entry's distribution requires of nemorl-core; ``None`` where it says nothing that applies here."""
+    """Requirement of an entry's distribution on nemorl-core; ``None`` where it says nothing that applies here."""
     texts = described(entry.point.dist).requires if entry.point.dist is not None else ()
     found = (_applicable(text) for text in texts if _REQUIREMENT.match(text))
     return next((requirement for requirement in found if requirement is not None), None)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nemorl.base.packages.built import checked_build
 from nemorl.config.base import Config
-from nemorl.errors import ConfigIssue
+from nemorl.errors import ConfigIssue, PluginError
 from nemorl.metrics import MetricInfo
 
 if TYPE_CHECKING:
@@ -32,6 +32,26 @@ if TYPE_CHECKING:
     from nemorl.resources.worker import WorkerContext
     from nemorl.types import Row
     from nemorl.weights import Distance, WeightHandle
+
+
+def _checked_build(build: Callable[..., Any], *, may_be_none: bool) -> Callable[..., Any]:
+    """A method ``build`` that refuses to return nothing, or a class where an object belongs.
+
+    Args:
+        build: As the plugin's config class defines it.
+        may_be_none: ``None`` is an answer, as for a split that a dataset does not have.
+    """
+
+    @wraps(build)
+    def checked(self: Any, *arguments: Any, **options: Any) -> Any:
+        part = build(self, *arguments, **options)
+        if isinstance(part, type) or (part is None and not may_be_none):
+            what = "nothing" if part is None else f"the class {part.__name__}, not an object of it"
+            owner = f"{type(self).__module__}:{type(self).__qualname__}"
+            raise PluginError(f"build() of {owner} returned {what}", fix="end it with `return`, and the part itself")
+        return part
+
+    return checked
 
 
 class PluginConfig(Config):
@@ -58,7 +78,7 @@ class PluginConfig(Config):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if (build := cls.__dict__.get("build")) is not None:
-            cls.build = checked_build(build, may_be_none=cls.builds_nothing)  # type: ignore[attr-defined]
+            cls.build = _checked_build(build, may_be_none=cls.builds_nothing)  # type: ignore[attr-defined]
 
     @classmethod
     def missing_modules(cls) -> list[str]:
@@ -81,7 +101,7 @@ class TrainingBackendConfig(PluginConfig):
     """
 
     supports: ClassVar[frozenset[TrainingCapability]] = frozenset()
-    """What it can do, compared when the config loads."""
+    """Its capabilities, compared with the run's needs when the config loads."""
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can hand weights to a generator, best first."""
 
@@ -103,7 +123,7 @@ class TrainingBackendConfig(PluginConfig):
         return tuple(rank // width for rank in range(world_size))
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
-        """What cannot be on this many ranks, a multiple of ``ranks_per_copy``. Paths begin at the policy."""
+        """Problems of a run on this many ranks, a multiple of ``ranks_per_copy``. Paths begin at the policy."""
         yield from ()
 
     def build(
@@ -130,7 +150,7 @@ class GenerationBackendConfig(PluginConfig):
     """
 
     supports: ClassVar[frozenset[GenerationCapability]] = frozenset()
-    """What it can do, compared when the config loads."""
+    """Its capabilities, compared with the run's needs when the config loads."""
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process",)
     """Ways it can receive weights, best first. One that supports ``any_transport`` also takes another that a run asks
     for by name (``cluster.weight_transport``), if its class data fit."""
@@ -150,7 +170,7 @@ class GenerationBackendConfig(PluginConfig):
         return 1
 
     def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
-        """What cannot be for this policy. Paths begin at the run's config.
+        """Problems with this policy. Paths begin at the run's config.
 
         Args:
             policy: The model to generate with, and its training backend.

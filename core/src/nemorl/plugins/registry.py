@@ -177,7 +177,7 @@ class _Process:
 
 
 def registry() -> Registry:
-    """What this environment has installed and this program registered, under the policies of the site and the user.
+    """Plugins that are installed here or registered by this program, under the policies of the site and the user.
 
     A run's own policy narrows it further: ``config.registry`` is what a run may use, and is passed on from there. What
     reaches another thread or process names a plugin by its full id, which means the same here.

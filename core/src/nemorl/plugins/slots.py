@@ -74,6 +74,6 @@ FOREIGN_WORDS: Slot[Callable[..., str | None]] = Slot("foreign_words")
 
 
 def foreign_words(kind: str, names: Iterable[str], *context: Any) -> str | None:
-    """What an installed package says of the first of ``names`` (of keys, columns, …) that another system has."""
+    """The answer of an installed package about the first of ``names`` (of keys, columns, …) that another system has."""
     words = FOREIGN_WORDS.filled()
     return next((said for name in names if words and (said := words(kind, str(name), *context))), None)

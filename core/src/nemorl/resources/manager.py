@@ -18,10 +18,16 @@ from nemorl.config.models import AuxiliaryModel, Placement, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts import RemarkingBackend, WorkerGroup
 from nemorl.errors import WorkerLostError
-from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.policies import TrainingPolicy, Turn, always_there
-from nemorl.resources.worker import AttachedFactory, AttachedGroup, HostGroup, WorkerContext, WorkerFactory
+from nemorl.resources.worker import (
+    AttachedFactory,
+    AttachedGroup,
+    HostGroup,
+    TrainingFactory,
+    WorkerContext,
+    WorkerFactory,
+)
 
 
 class Launcher(Protocol):
@@ -130,7 +136,7 @@ class ResourceManager:
         return TrainingPolicy(group, self.turn_of(role), "shared_prefixes" in auxiliary.policy.backend.supports)
 
     def remarks(self) -> list[str]:
-        """What the policy's backend says of how it was built."""
+        """Remarks of the policy's backend on how it was built."""
         if self.training is None or "remarks" not in self.config.policy.backend.supports:
             return []
         return list(self.training.call(RemarkingBackend.remarks)[0])

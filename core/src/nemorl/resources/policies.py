@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     _PerToken = Tensor | tuple[Tensor, ...]
 
 Work = Literal["train", "measure", "reference", "save"]
-"""What a model is about to do: learn, score with its weights, score with its initial ones, be written or read."""
+"""Coming use of a model: learn, score with its weights, score with its initial ones, be written or read."""
 Turn = Callable[[Work], AbstractContextManager[None]]
 """Has what this work needs in the device's memory, for the length of a ``with`` block."""
 

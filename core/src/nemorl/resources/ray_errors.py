@@ -15,7 +15,7 @@ MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PAT
 """Variables that Ray reads."""
 
 Fate = Literal["worker", "machine", "cluster", "environment", "call"]
-"""What an error of Ray is about, so what mends it: another worker, room on a machine, another cluster, another
+"""Subject of an error of Ray, and so its remedy: another worker, room on a machine, another cluster, another
 ``runtime_env``, or nothing, since the call itself failed."""
 FATES: Mapping[Fate, frozenset[str]] = {
     "worker": frozenset({
@@ -55,7 +55,7 @@ LONGEST_ASK_S = 30
 
 
 def fate_of(error: BaseException) -> Fate:
-    """What an error of Ray is about.
+    """The subject of an error of Ray.
 
     Args:
         error: A ``ray.exceptions.RayError``.

@@ -8,7 +8,6 @@ from pathlib import Path
 from nemorl.config.models import Placement
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
-from nemorl.resources.factories import TrainingFactory
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_errors import lost_cluster_named, token_of_the_driver_alone_named
 from nemorl.resources.ray_session import RaySession
@@ -18,6 +17,7 @@ from nemorl.resources.worker import (
     AttachedFactory,
     AttachedGroup,
     HostGroup,
+    TrainingFactory,
     WorkerContext,
     WorkerFactory,
 )

@@ -8,12 +8,12 @@ import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 from nemorl.base.files import process_guard
 from nemorl.base.files.owned_folders import owned_folder
 from nemorl.base.packages.site import site
-from nemorl.base.process.variables import environment
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import ResourceError
 
@@ -150,3 +150,18 @@ def _reread_environment() -> None:
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables for the length of the block; afterwards each is as it was."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -292,7 +292,7 @@ class RayWorkerGroup(HostGroup):
         return {rank.number: results[rank.number] for rank in calls}
 
     def _read(self, what: str, rank: _Rank, get: Callable[[], Any], others: Mapping[Any, _Rank]) -> Any:
-        """What ``get`` returns of a call, or its error with the rank's name."""
+        """The result of a call by ``get``, or its error with the rank's name."""
         try:
             return get()
         except RayError as error:

@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nemorl.contracts.workers import P, R, S, ShardVerb, Verb, WorkerGroup
 from nemorl.errors import BackendError
 from nemorl.weights import Form, WeightHandle, transport
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+    from nemorl.contracts import Head, TrainingBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,3 +145,15 @@ class AttachedGroup:
 
     def shutdown(self) -> None:
         """Nothing: the hosts shut their engines down."""
+
+
+@dataclass(frozen=True)
+class TrainingFactory:
+    """Builds one rank of the training policy, or of an auxiliary model, in its worker process."""
+
+    policy: PolicyConfig
+    reference: bool = False
+    head: Head = "language_model"
+
+    def __call__(self, context: WorkerContext) -> TrainingBackend:
+        return self.policy.backend.build(self.policy, context, reference=self.reference, head=self.head)

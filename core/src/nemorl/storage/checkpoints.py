@@ -30,7 +30,7 @@ class CheckpointManager:
         self.config = config
         self.metric = config.metric or metric
         self.draft: Draft | None = None
-        """What was begun and not published yet."""
+        """The save that was begun and not published yet."""
         self.sign = 1.0 if (config.higher_is_better if config.metric else higher_is_better) else -1.0
 
     @classmethod

@@ -62,7 +62,7 @@ class RunDirectory:
             self.metrics = stack.enter_context(JsonlWriter(path / "metrics.jsonl"))
             self.events = stack.enter_context(JsonlWriter(path / "events.jsonl"))
             self.logs: list[StepLog] = [self.metrics]
-            """What is written step by step, and cut where the run goes back."""
+            """Files that grow step by step, and are cut where the run goes back."""
             self.checkpoints = CheckpointManager.of_run(path, config)
             self.checkpoints.repair()
             if from_step is not None:

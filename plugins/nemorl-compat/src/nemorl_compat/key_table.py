@@ -16,7 +16,7 @@ the key is absent, and ``proof``, ``with``, ``base``, ``at``, ``absent`` are for
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -26,7 +26,6 @@ from typing import Any, Literal
 import yaml
 from nemorl.base.text.suggest import did_you_mean
 
-from nemorl_compat.braces import unbraced
 from nemorl_compat.features import feature_of
 from nemorl_compat.old_config import FAMILIES, XTOKEN, OldConfig, without_number
 
@@ -349,3 +348,14 @@ def _known_keys(family: str) -> frozenset[str]:
 def families() -> tuple[str, ...]:
     """Every family that has rows."""
     return (*FAMILIES, XTOKEN)
+
+
+def unbraced(pattern: str) -> Iterator[str]:
+    """``a.{b,c}.d`` -> ``a.b.d``, ``a.c.d``."""
+    before, brace, rest = pattern.partition("{")
+    if not brace:
+        yield pattern
+        return
+    inside, _, after = rest.partition("}")
+    for choice in inside.split(","):
+        yield from unbraced(f"{before}{choice}{after}")

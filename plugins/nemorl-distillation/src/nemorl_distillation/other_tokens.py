@@ -24,8 +24,7 @@ from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_tensors import KL_ESTIMATORS, TokenBatch
 from torch import Tensor
 
-from nemorl_distillation.responses import prompt_of
-from nemorl_distillation.teachers import Candidates
+from nemorl_distillation.teachers import Candidates, prompt_of
 from nemorl_distillation.vocabulary import model_ids
 
 UNKNOWN = -1

@@ -28,8 +28,7 @@ from nemorl_tensors import TokenBatch
 from nemorl_distillation.config import DistillationConfig, OPDConfig, TaughtConfig, TeacherConfig
 from nemorl_distillation.loss import FLOOR, SampledReverseKLLoss, TopKDistillationLoss
 from nemorl_distillation.other_tokens import OtherTokens
-from nemorl_distillation.responses import given_count, given_sample
-from nemorl_distillation.teachers import Reader, SameTokens, Teacher, Turn, turns
+from nemorl_distillation.teachers import Reader, SameTokens, Teacher, Turn, given_count, given_sample, turns
 from nemorl_distillation.vocabulary import shared_vocabulary
 
 T = TypeVar("T", bound=TaughtConfig)

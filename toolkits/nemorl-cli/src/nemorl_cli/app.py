@@ -14,8 +14,7 @@ from typing import Annotated, Any
 import typer
 from nemorl import __version__
 from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS, how_to_install
-from nemorl.base.process.last_words import note
-from nemorl.base.process.stopping import PromptStop
+from nemorl.base.process.stopping import PromptStop, note
 from nemorl.base.text.reading import shown
 from nemorl.base.text.secrets import redacted
 from nemorl.errors import Interrupted, NemorlError, UsageError

@@ -1,4 +1,4 @@
-"""What a person sees while a run is under way: a live panel on a terminal, plain lines elsewhere, or nothing.
+"""The display of a run under way: a live panel on a terminal, plain lines elsewhere, or nothing.
 
 Everything goes to stderr; stdout is for results. The only thread is the one rich redraws from, four times a second.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,7 +27,6 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from nemorl_cli.heartbeat import Heartbeat
 from nemorl_cli.report.run_data import clock_time
 from nemorl_cli.streams import steady
 from nemorl_cli.terminal import plain, styled
@@ -47,12 +47,12 @@ SHOWN = (
     ("loss", ("train/loss",), "{:.4f}"),
     ("tokens/s", THROUGHPUT_NAMES, "{:,.0f}"),
 )
-"""What a step shows: label, metric names in order of preference, format."""
+"""Columns of a step: label, metric names in order of preference, format."""
 
 
 @dataclass
 class _Run:
-    """What is known about the run on display."""
+    """Facts about the run on display."""
 
     title: str = ""
     total: int | None = None
@@ -290,3 +290,24 @@ def sparkline(values: list[float]) -> str:
         return ""
     low, span = min(values), max(values) - min(values)
     return "".join(SPARK[round((value - low) / span * (len(SPARK) - 1)) if span else 0] for value in values)
+
+
+INTERVAL_S = 1.0
+"""How often the display is asked; it decides itself when silence has been long enough."""
+
+
+class Heartbeat:
+    """Calls ``beat`` every second until it is stopped."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat, self._is_over = beat, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(INTERVAL_S):
+            self._beat()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join(INTERVAL_S)

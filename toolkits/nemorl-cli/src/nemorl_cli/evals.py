@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from nemorl.errors import DataError, UsageError
-from nemorl_trust.open_files import allow_more_open_files
+from nemorl_trust.listening import allow_more_open_files
 
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.eval_output import Display, open_display, open_samples, refuse_unknown_form
@@ -176,7 +176,7 @@ def _model_overrides(model: str, *keys: str) -> list[str]:
 def _rows(source: str, display: Display) -> Sequence[Row]:
     """The validation rows of a dataset by name or path; all of its rows where it has no such split."""
     from nemorl_rl.data.rows import rows_of
-    from nemorl_trust.permission import require
+    from nemorl_trust.site import require
     from nemorl_trust.site_policy import names_of_path
 
     require("datasets", *names_of_path(source))

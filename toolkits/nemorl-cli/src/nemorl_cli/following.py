@@ -1,4 +1,4 @@
-"""What a run adds to its directory while somebody looks on."""
+"""Reading of what a run adds to its directory while it is watched."""
 
 from __future__ import annotations
 

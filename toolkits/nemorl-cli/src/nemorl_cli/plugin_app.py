@@ -1,4 +1,4 @@
-"""What the commands of plugins have in common."""
+"""The base of plugins' commands."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
 from nemorl_trust.audit.recording import record
 from nemorl_trust.isolation.venvs import IsolatedPoint, distribution_name, remove_venv, venv_of, write_record
-from nemorl_trust.permission import require
+from nemorl_trust.site import require
 
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.plugins import as_dict

@@ -214,7 +214,7 @@ def _named(name: str) -> list[PluginEntry]:
 
 
 def as_dict(entry: PluginEntry) -> dict[str, Any]:
-    """What is known of an entry without running it, as JSON."""
+    """Facts about an entry that need none of its code, as JSON."""
     facts = read_source(entry)
     found = (*entry.diagnostics, *([facts.problem] if facts.problem else []))
     return {
@@ -283,7 +283,7 @@ def _variables(entry: PluginEntry) -> dict[str, str] | None:
 
 
 def _read_answer(path: Path) -> dict[str, Any] | None:
-    """What a process found out; ``None`` where it left nothing that can be used, which the plugin may have caused."""
+    """The answer of a process; ``None`` where it left nothing that can be used, which the plugin may have caused."""
     from pydantic import TypeAdapter, ValidationError
 
     lines = list[dict[str, str]]

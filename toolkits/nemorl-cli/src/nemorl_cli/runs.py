@@ -12,7 +12,7 @@ import typer
 from nemorl.base.process.stopping import TERMINAL_LOST
 from nemorl.errors import ConfigError, ConfigIssue, TerminalLostError, UsageError
 from nemorl_rl.slots import MEMORY_PLAN
-from nemorl_trust.open_files import allow_more_open_files
+from nemorl_trust.listening import allow_more_open_files
 
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.console import Console

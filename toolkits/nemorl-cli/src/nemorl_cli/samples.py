@@ -56,7 +56,7 @@ def samples(
       nemorl view samples runs/grpo-1a2b3c4d --step 20 --group 3 --tokens
     """
     from nemorl_cli.report.records.reading import FOLDER
-    from nemorl_cli.report.records.vocabulary import token_texts
+    from nemorl_cli.report.records.tokens import token_texts
 
     choice = _choice(step, split, worst, best, group, all_wrong, truncated, filtered, search, limit)
     found = choice.of_run(

@@ -9,7 +9,7 @@ import sys
 from typing import Any, TextIO
 
 GONE = frozenset({errno.EPIPE, errno.EIO, errno.ENXIO})
-"""What writing says when nobody can read any more: a broken pipe, a terminal that hung up."""
+"""Errors of writing where nobody can read any more: a broken pipe, a terminal that hung up."""
 
 
 class SteadyStream:

@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says of an evaluation by suites."""
+    """Command-line options of an evaluation by suites."""
 
     changes: Sequence[str]
     """``num_generations=4``: what differs from the protocols"""
@@ -89,7 +89,7 @@ def named(suites: Sequence[str]) -> list[str]:
 def ask(names: Sequence[str], options: Options, display: Display) -> list[Asked]:
     """The suites with their rows; those whose rows cannot be had are left out, with the reason."""
     from nemorl_rl.evaluation.suites import changed_fields, find_suite
-    from nemorl_trust.permission import require
+    from nemorl_trust.site import require
     from nemorl_trust.site_policy import names_of_path
 
     rows_at = dict(_place(text, names) for text in options.places)
@@ -121,8 +121,7 @@ def _place(text: str, names: Sequence[str]) -> tuple[str, str]:
 
 def run(config: RolloutRunConfig, asked: Sequence[Asked], options: Options, display: Display) -> dict[str, SuiteResult]:
     """Load the model once and run the suites, one after the other. What cannot be run goes to ``options.failed``."""
-    from nemorl_rl.environments.sources import as_environment
-    from nemorl_rl.environments.unscored import Unscored
+    from nemorl_rl.environments.sources import Unscored, as_environment
     from nemorl_rl.evaluation.evaluation import Evaluator
     from nemorl_rl.evaluation.suites import suite_result
 

@@ -2,7 +2,7 @@
 signal, the kernel out of memory, ``os._exit``) the parent says one sentence. Linux only: elsewhere there is no parent.
 
 The child is a fork made before torch or a plugin is imported, in the same process group and on the same terminal. It
-notes the signals that reach it and the exit code it means to give (:mod:`nemorl.base.process.last_words`). That a run
+notes the signals that reach it and the exit code it means to give (:mod:`nemorl.base.process.stopping`). That a run
 was killed is also known by its directory, when it is listed or continued.
 """
 
@@ -18,7 +18,7 @@ import sys
 import time
 from collections import Counter
 
-from nemorl.base.process.last_words import MARK, VARIABLE
+from nemorl.base.process.stopping import MARK, VARIABLE
 
 from nemorl_cli.app import BY_SIGNAL, main
 from nemorl_cli.streams import open_standard_streams

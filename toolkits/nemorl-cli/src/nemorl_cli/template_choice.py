@@ -1,7 +1,7 @@
 """Finding a config template: what each says of itself, and which of them suit a wish like "8 GPUs, math, Qwen3-8B".
 
 A template describes itself in its second line, ``# task: math | hardware: 8 GPUs | model: 8B | uses: vLLM, LoRA``. A
-wish is matched word by word against that, against other words for the same (``template_words``), the template's name
+wish is matched word by word against that, against other words for the same (``OTHER_WORDS``), the template's name
 and its first line. Words that few templates have count for more, by the weights of BM25.
 """
 
@@ -12,10 +12,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nemorl_cli.template_words import OTHER_WORDS
-
 FACTS = ("task", "hardware", "model", "uses")
-"""What the second line of a template may say."""
+"""Keys of a template's second line."""
 GPUS_PER_NODE = 8
 """Of a node whose GPUs are not counted."""
 FULL, HALF = 2, 1
@@ -40,7 +38,7 @@ _COMMON_LETTERS = 5
 
 @dataclass(frozen=True)
 class TemplateFacts:
-    """What a template says of itself."""
+    """A template's description of itself."""
 
     name: str
     summary: str
@@ -72,7 +70,7 @@ class Match:
 
 
 def facts_of(name: str, summary: str, text: str) -> TemplateFacts:
-    """What the text of a template says."""
+    """The description in a template's text."""
     line = next(iter(text.splitlines()[1:2]), "")
     parts = (part.partition(":") for part in line.lstrip("# ").split("|")) if line.startswith("#") else ()
     said = {key.strip(): value for key, _, value in parts}
@@ -182,3 +180,42 @@ def _same(one: str, other: str) -> bool:
     one, other = one.rstrip("s"), other.rstrip("s")
     short, long = sorted((one, other), key=len)
     return one == other or (len(short) >= _COMMON_LETTERS and long.startswith(short))
+
+
+OTHER_WORDS: Mapping[str, str] = {
+    # tasks
+    "math": "maths mathematical exercises problems equations calculate olympiad competition numbers proofs",
+    "reasoning": "think thinking thoughts r1 o1 deepseek step-by-step logic chain-of-thought cot",
+    "arithmetic": "sums addition plus",
+    "first run": "try tutorial beginner start hello example simple learn quick cheap school",
+    "code": "coding coder python javascript functions software unit tests leetcode bugs sql write",
+    "tool use": "tools functions call calling search engine api browser retrieval web",
+    "agents": "agent agentic assistant act rounds steps several turns environment",
+    "games": "game play puzzle moves board chess sudoku",
+    "chat": "chatbot assistant dialogues conversations support customer helpful bot",
+    "alignment": "align polite safe harmless tone style behaviour values",
+    "rlhf": "human feedback taste people",
+    "writing": "essays poems stories creative free-form text letters summaries",
+    "instructions": "instruction follow examples demonstrations logs prompts imitate",
+    "fine-tuning": "finetune finetuning tune adapt domain supervised own facts knowledge question answer pairs",
+    "preferences": "preference better worse compare choose chosen rejected thumbs votes ranking liked prefer pick",
+    "reward model": "scorer score rate rates classifier judge taste grade rating human",
+    "distillation": "distil distill compress shrink student teacher imitate copy big bigger larger good",
+    "long documents": "books reports papers summarise summarize articles contracts long",
+    # what they use
+    "given responses": "saved answers file texts offline generated already recorded written",
+    "async": "overlap wait waits idle parallel simultaneously same time off-policy pipeline",
+    "moe": "mixture mixture-of-experts sparse",
+    "judge": "gpt-4 claude grades grader grade llm-as-a-judge opinion",
+    "small memory": "little memory vram consumer 24gb 16gb rtx 4090 3090 qlora cheap low fits",
+    "many nodes": "cluster multi-node huge slurm supercomputer large",
+    "critic": "value function actor-critic gae baseline",
+    "other tokenizer": "different vocabulary tokens",
+    "small data": "tiny few little",
+    "overfitting": "overfit overfits",
+    "generated data": "synthetic nothing",
+    "long context": "long 32k 128k tokens",
+    "packing": "short texts padding faster efficient",
+    "margin": "stars scale how much degrees",
+}
+"""By a tag of a template's second line: other words for it."""

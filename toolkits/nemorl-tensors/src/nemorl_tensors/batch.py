@@ -68,8 +68,8 @@ class TokenBatch:
     temperature: float = 1.0
     """The sampling temperature: log-probs of this batch are those of ``softmax(logits / temperature)``"""
     keep: TokenFilter | None = None
-    """What the sampler kept of the vocabulary, where log-probs of the policy are those of the truncated distribution;
-    a token outside then has -inf"""
+    """The part of the vocabulary that the sampler kept, where log-probs of the policy are those of the truncated
+    distribution; a token outside then has -inf"""
     token_fields: Mapping[str, Tensor] = field(default_factory=dict)
     """Named [N] tensors, e.g. ``advantages``, ``old_logprobs``; [N, K] where each token has several values"""
     sequence_fields: Mapping[str, Tensor] = field(default_factory=dict)

@@ -89,7 +89,7 @@ def kept_logprobs(
 
 
 def filtered(score: Callable[..., Tensor], keep: TokenFilter | None) -> Tensor:
-    """What ``score(keep=…)`` says, [M] or [M, 2] as ``keep`` asks for it.
+    """Result of ``score(keep=…)``, [M] or [M, 2] as ``keep`` asks for it.
 
     Example:
         >>> filtered(lambda keep: torch.zeros(3), TokenFilter(top_k=1, beside_whole=True)).shape

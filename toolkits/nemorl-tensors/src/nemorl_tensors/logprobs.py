@@ -129,7 +129,7 @@ def linear_topk_logprobs(
 
 @dataclass(frozen=True)
 class _How:
-    """What a head's output goes through, and in which portions."""
+    """Processing of a head's output, and the size of its portions."""
 
     temperature: float
     softcap: float | None

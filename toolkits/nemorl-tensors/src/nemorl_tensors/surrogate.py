@@ -1,4 +1,4 @@
-"""What losses on reused samples are made of: PPO's clipping, and the metrics of a probability ratio.
+"""Parts of losses on reused samples: PPO's clipping, and the metrics of a probability ratio.
 
 # N = tokens of all sequences concatenated, B = sequences
 

@@ -1,4 +1,4 @@
-"""What a backend says that its model computed (capability ``activations``), beside what transformers computes."""
+"""Comparison of a backend's recorded activations (capability ``activations``) with those of transformers."""
 
 # T = tokens of a forward pass, F = features
 

@@ -48,7 +48,7 @@ class ScriptedPolicy:
             calls: After this many, or the last of several answers, ``CallLimitError``.
         """
         self.asked: list[Sequence[ChatMessage] | Sequence[int]] = []
-        """What it was asked, in order: messages or tokens"""
+        """Requests in order: messages or tokens"""
         self._says = repeat(says) if isinstance(says, str) else None if says is None else iter(says)
         self._numbers = count()
         self.episode_id, self.text = "episode of the kit", None

@@ -288,7 +288,7 @@ NOT_COMPUTED = ("timing/", "performance/", "system/")
 
 
 def _results(record: Mapping[str, float]) -> dict[str, float]:
-    """What was computed, without how long it took."""
+    """Metrics without the timings."""
     return {name: value for name, value in record.items() if not name.startswith(NOT_COMPUTED)}
 
 

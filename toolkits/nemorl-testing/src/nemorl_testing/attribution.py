@@ -11,7 +11,7 @@ from nemorl.errors import NemorlError
 
 
 def describe(error: BaseException, module: str) -> str:
-    """What was raised, and where in the plugin.
+    """The exception, and its place in the plugin.
 
     Args:
         error: What ended the check.

@@ -28,7 +28,7 @@ def model_folder(subject: Subject) -> str:
 
 @cache
 def reference(folder: str) -> Any:
-    """What plain transformers makes of a model folder, loaded once. Nobody changes it."""
+    """The model of a folder in plain transformers, loaded once. Nobody changes it."""
     return load_reference(folder)
 
 

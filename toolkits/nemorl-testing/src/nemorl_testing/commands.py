@@ -76,7 +76,7 @@ def _click_command(loaded: Any) -> Any:
 
 
 def _called(command: Callable[..., Any], arguments: list[str], name: str) -> tuple[str, object]:
-    """What a call like nemorl's prints, and its exit code."""
+    """Output of a call like nemorl's, and its exit code."""
     shown = io.StringIO()
     with redirect_stdout(shown), redirect_stderr(shown):
         try:

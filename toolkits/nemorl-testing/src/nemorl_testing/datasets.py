@@ -85,7 +85,7 @@ def _rows(subject: Subject) -> Sequence[Mapping[str, Any]]:
 
 
 def _identity(row: Mapping[str, Any]) -> str:
-    """What is asked and what is right; the whole row where it says neither."""
+    """Question and right answer; the whole row where it says neither."""
     said = {key: row[key] for key in CONTENT if key in row}
     return json.dumps(said or dict(row), sort_keys=True, default=str)
 

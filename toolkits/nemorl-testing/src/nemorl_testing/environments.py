@@ -26,7 +26,7 @@ ODD_RESPONSES = (
     "<think>" * 50,
     "nan inf -inf 1e999 0x2a 1/0",
 )
-"""What an untrained policy says."""
+"""Responses of an untrained policy."""
 TAME_RESPONSES = ("42", "I do not know.")
 TIMEOUT_S = 60.0
 THREADS = 8
@@ -141,7 +141,7 @@ def prompts(subject: Subject) -> list[Prompt]:
 
 
 def _cases(subject: Subject) -> list[Example]:
-    """What is said first in each example, and what any policy says."""
+    """The first response of each example, and responses of any policy."""
     stated = ((given, said if isinstance(said, str) else said[0]) for given, said, _ in subject.settings.examples)
     tame = ((prompts(subject)[0], response) for response in TAME_RESPONSES)
     return [(given, said, None) for given, said in (*stated, *tame)]
@@ -159,7 +159,7 @@ def _steps(subject: Subject, cases: Sequence[Example]) -> list[Step]:
 
 
 def pool_of(environment: Environment, *, concurrency: int = 16) -> EnvironmentPool:
-    """What steps its episodes, as in a run."""
+    """The pool that steps its episodes, as in a run."""
     if environment.drives_policy:
         raise NotApplicable("it drives the policy, and does not answer it")
     return EnvironmentPool(environment, timeout_s=TIMEOUT_S, concurrency=concurrency)

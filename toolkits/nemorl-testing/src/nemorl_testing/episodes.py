@@ -63,7 +63,7 @@ FORMS: Mapping[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True)
 class Episode:
-    """What came of one."""
+    """Outcome of one episode."""
 
     scores: Sequence[Score]
     """Of its turns; of an agent's, one."""

@@ -36,10 +36,7 @@ CONFIG_KINDS = tuple(BASES)
 """Kinds whose plugin is a config class."""
 
 _OF_CONFIGS = ("entry_points", "every_config")
-_OF_TRAINERS = (
-    *("training_backends", "training_outputs", "shared_prefixes", "weight_pieces", "momentum", "memory_plan"),
-    "asynchronous_saves",
-)
+_OF_TRAINERS = ("training_backends", "training_outputs", "memory_plan", "asynchronous_saves")
 _ABLE_TRAINERS = ("adapters", "observed_trainers", "rates")
 _OF_ENGINES = ("generation_backends", "single_requests", "snapshots", "observed_samplers")
 _MODULES: Mapping[str, tuple[str, ...]] = {

@@ -7,6 +7,7 @@ The marker ``slow``, which conformance tests carry, and fixtures for tests of pl
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from nemorl.plugins import Registry
+
 
 MARKER = "slow: takes more than a few seconds; left out of the fast tier"
 
@@ -23,8 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def why_no_gpu() -> str | None:
-    """What keeps a test from running on a GPU here; ``None`` where nothing does."""
-    from nemorl.resources.gpus import count_gpus
+    """The reason why a test cannot run on a GPU here; ``None`` where it can."""
+    from nemorl.config.cluster import count_gpus
 
     if count_gpus() == 0:
         return "needs a CUDA device: nvidia-smi shows none (or CUDA_VISIBLE_DEVICES hides them)"
@@ -54,8 +56,6 @@ def nemorl_registry() -> Iterator[Registry]:
     """A registry of this test alone: ``nemorl_registry.register(kind, name, config_class)`` ends with the test."""
     from nemorl.plugins import Registry, registry
 
-    from nemorl_testing.registries import use_registry
-
     with use_registry(Registry(registry().index)) as scoped:
         yield scoped
 
@@ -69,3 +69,15 @@ def nemorl_shared() -> Iterator[dict[str, dict[str, Any]]]:
     yield parts
     for shared in parts.values():
         close_shared(shared)
+
+
+@contextmanager
+def use_registry(scoped: Registry) -> Iterator[Registry]:
+    """Make ``scoped`` the registry of this process inside the block, in all its threads."""
+    from nemorl.plugins.registry import replace_registry
+
+    before = replace_registry(scoped)
+    try:
+        yield scoped
+    finally:
+        replace_registry(before)

@@ -29,7 +29,7 @@ PRINTED_CHARACTERS = 200
 
 
 def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
-    """What is wrong with a plugin, and what was tried."""
+    """Faults of a plugin, and the checks that were tried."""
     problems: list[dict[str, str]] = []
     notes: list[str] = []
     answer: dict[str, Any] = {"problems": problems, "notes": notes, "passed": [], "skipped": {}, "import_s": None}
@@ -58,7 +58,7 @@ def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
 
 
 def _traceback(cause: BaseException | None) -> str:
-    """What the plugin's own code did, from its first frame on."""
+    """Frames of the plugin's own code, from its first on."""
     if cause is None:
         return ""
     frames = traceback.extract_tb(cause.__traceback__)

@@ -90,7 +90,7 @@ def _expect_given(subject: Subject, ids: tuple[int, ...], mask: tuple[bool, ...]
 
 
 def _outputs(update: Update) -> Tensor:
-    """What the model said, [N], or what it might have said of candidates, [N, K]. Masked slots hold NaN."""
+    """Outputs of the model, [N], or made-up ones for candidates, [N, K]. Masked slots hold NaN."""
     import torch
 
     batch, said = update.batch, update.before

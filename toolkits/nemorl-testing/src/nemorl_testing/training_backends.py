@@ -348,7 +348,7 @@ def _expect_ratio_one(backend: TrainingBackend, batch: Any, tolerance: float) ->
 def _update(
     subject: Subject, batch: Any = None, loss: Loss | None = None, **policy: Any
 ) -> tuple[dict[str, Tensor], Any]:
-    """What one step of a fresh backend adds to the weights, and its metrics."""
+    """Change of the weights by one step of a fresh backend, and its metrics."""
     if subject.settings.policy.get("precision", "float32") != "float32":
         raise NotApplicable("updates are compared in float32: rounded weights hide their differences")
     backend = build_trainer(subject, optimizer=LINEAR, **policy)

@@ -1,4 +1,5 @@
-"""Checks of what a training backend says beside the log-probs of tokens: values, candidates, and of batches of pairs.
+"""Checks of training backends beyond the log-probs of tokens: values, candidates, pairs, pieces of weights, shared
+prefixes, and a gradient of zero.
 
 # N = tokens of all sequences concatenated, G = groups of coupled sequences, K = candidates per token
 """
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from nemorl.contracts import TrainingBackend
+from nemorl.contracts import PublishesPieces, TrainingBackend
 from nemorl.errors import NemorlError
 from nemorl.metrics import Max, Metrics
+from nemorl.weights import IN_PROCESS
 from nemorl_tensors import TokenBatch, segment_sum
+from nemorl_tensors.engines.pieces import SpreadHandle
 from torch import Tensor
 
 from nemorl_testing.backends import (
@@ -27,7 +30,7 @@ from nemorl_testing.backends import (
     weights_of,
     worker,
 )
-from nemorl_testing.batches import WeightedNLL, ragged_batch
+from nemorl_testing.batches import WeightedNLL, branching_batch, ragged_batch
 from nemorl_testing.kit import NotApplicable, Subject, expect
 
 K = 3
@@ -200,3 +203,102 @@ def _vocabulary_logprobs(model: Any, batch: TokenBatch) -> Tensor:
         logprobs = torch.log_softmax(model(input_ids=ids[None]).logits[0].float() / batch.temperature, -1)
         results.append(torch.cat([torch.zeros_like(logprobs[:1]), logprobs[:-1]]))
     return torch.cat(results)
+
+
+# Ranks that send their own parts of the weights (capability `weight_pieces`)
+
+
+def check_pieces_make_the_weights(subject: Subject) -> None:
+    """What the ranks publish in pieces is what `export_weights` yields, before and after a step. (DESIGN 5)"""
+    if "weight_pieces" not in subject.config.supports:
+        raise NotApplicable("the backend does not declare supports={'weight_pieces'}")
+    backend = build_trainer(subject)
+    expect(isinstance(backend, PublishesPieces), "the backend has no publish_pieces")
+    for step in range(2):
+        found, wanted = _joined(backend), weights_of(backend)
+        expect(found.keys() == wanted.keys(), f"names differ: {sorted(found.keys() ^ wanted.keys())[:3]}")
+        wrong = [name for name, tensor in wanted.items() if not torch.equal(found[name].float(), tensor)]
+        expect(not wrong, f"after {step} steps the pieces of {', '.join(wrong[:3])} make another tensor")
+        backend.train_step(ragged_batch(), WeightedNLL())
+
+
+def _joined(backend: TrainingBackend) -> dict[str, Tensor]:
+    assert isinstance(backend, PublishesPieces)
+    (bucket,) = SpreadHandle(IN_PROCESS, 1, [backend.publish_pieces(IN_PROCESS)]).buckets()
+    return {name: tensor.cpu().clone() for name, tensor in bucket.items()}
+
+
+# Sequences that begin alike: a backend may compute what they have in common once, or once for each
+
+
+EXACT = 5e-6
+"""Nats of a log-prob, and share of an update's norm: float32 sums in another order."""
+
+
+def check_sequences_that_begin_alike_are_scored_as_alone(subject: Subject) -> None:
+    """Sequences with tokens in common have the log-probs that each has in a batch of its own. (DESIGN 7.1)"""
+    backend, batch = build_trainer(subject), branching_batch(temperature=0.8)
+    alone = [backend.get_logprobs(batch.select([index])).cpu() for index in range(len(batch))]
+    is_float32 = subject.settings.policy.get("precision", "float32") == "float32"
+    tolerance = EXACT if is_float32 else subject.settings.tolerance
+    expect_close(backend.get_logprobs(batch), torch.cat(alone), tolerance, "a log-prob beside a sequence like it")
+
+
+def check_sequences_that_begin_alike_teach_as_alone(subject: Subject) -> None:
+    """The update from sequences with tokens in common is that of each in a microbatch of its own. (DESIGN 7.5)"""
+    if subject.settings.policy.get("precision", "float32") != "float32":
+        raise NotApplicable("updates are compared in float32: rounded weights hide their differences")
+    together, alone = _update(subject, 100_000), _update(subject, 1)
+    gap, size = norm(difference(together, alone)), norm(alone)
+    expect(size > 0, "the update is zero: this check proves nothing")
+    expect(gap <= EXACT * size, f"the update is off by {gap / size:.3g} of its norm")
+
+
+def _update(subject: Subject, microbatch_tokens: int) -> dict[str, Tensor]:
+    """g / (|g| + 1) of the gradient g of the sum over tokens."""
+    settings = {"lr": 1.0, "eps": 1.0, "weight_decay": 0.0}
+    backend = build_trainer(subject, optimizer=settings, microbatch_tokens=microbatch_tokens)
+    batch, before = branching_batch(), weights_of(backend)
+    backend.train_step(replace(batch, loss_weights=batch.mask.float()), WeightedNLL())
+    found = difference(weights_of(backend), before)
+    backend.shutdown()
+    return found
+
+
+# A gradient that is zero, as where all of a batch's ratios are clipped
+
+
+LR = 1e-2
+BETA_1, BETA_2 = 0.9, 0.999
+
+
+@dataclass(frozen=True)
+class Flat:
+    """loss = 0 * sum of log-probs: it has a gradient, which is zero."""
+
+    requires: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, outputs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        return (outputs * 0.0).sum(), {}
+
+
+def check_a_gradient_of_zero_goes_on_by_momentum(subject: Subject) -> None:
+    """After a step, one whose gradient is zero is AdamW's: momentum moves the weights on. (DESIGN 7.5)
+
+    By hand, for a gradient g and then 0: m is b1 (1 - b1) g and v is b2 (1 - b2) g^2 before their corrections by
+    1 - b1^2 and 1 - b2^2, so the second step is b1 / (1 + b1) / sqrt(b2 / (1 + b2)) of the first, 0.670 of it.
+    """
+    if subject.settings.policy.get("lora"):
+        raise NotApplicable("what is exported is a product of the adapters that are trained")
+    adamw = {"lr": LR, "betas": (BETA_1, BETA_2), "eps": 1e-12, "weight_decay": 0.0}
+    backend = build_trainer(subject, optimizer=adamw, max_grad_norm=None)
+    at = [weights_of(backend)]
+    for loss in (WeightedNLL(), Flat()):
+        backend.train_step(ragged_batch(), loss)
+        at.append(weights_of(backend))
+    first, second = difference(at[1], at[0]), difference(at[2], at[1])
+    wanted = BETA_1 / (1 + BETA_1) / (BETA_2 / (1 + BETA_2)) ** 0.5
+    ratios = torch.cat([(second[name] / first[name])[first[name].abs() > LR / 2].flatten() for name in first])
+    expect(len(ratios) > 0, "the first step moved nothing")
+    worst = float((ratios - wanted).abs().max())
+    expect(worst < 1e-3, f"the second step is up to {worst:.3g} away from {wanted:.4f} of the first")

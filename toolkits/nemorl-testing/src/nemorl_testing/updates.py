@@ -1,4 +1,4 @@
-"""What a run asked of its models: the batch and the loss of each update, and what the model said of it before.
+"""Requests of a run to its models: the batch and the loss of each update, and what the model said of it before.
 
 # N = tokens of all sequences concatenated
 """
@@ -37,7 +37,7 @@ class Updates(Callback):
         self.first: dict[str, Update] = {}
         """Of each model, by its role."""
         self.metrics: dict[str, list[dict[str, float]]] = {}
-        """What each update reported, by the role of its model."""
+        """Metrics of each update, by the role of its model."""
         self.samples: Sequence[Any] = ()
         """Those of the first step; none where the algorithm samples nothing."""
 

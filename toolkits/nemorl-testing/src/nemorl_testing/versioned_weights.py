@@ -21,7 +21,7 @@ from nemorl_testing.models import load_reference
 
 @dataclass(frozen=True)
 class Weights:
-    """What a version consists of."""
+    """Tensors of a version."""
 
     model: Any
     """Plain transformers with these weights."""

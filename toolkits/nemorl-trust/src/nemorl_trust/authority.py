@@ -32,7 +32,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a certificate says."""
+    """Facts of a certificate."""
 
     path: Path
     subject: str

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from nemorl.base.text.secrets import redacted
 from nemorl.errors import UsageError
 
-from nemorl_trust.permission import require
+from nemorl_trust.site import require
 
 SHORTEST_KEY = 16
 """Characters of a key that keeps other machines out."""

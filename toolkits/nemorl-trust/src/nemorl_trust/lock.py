@@ -17,7 +17,7 @@ from typing import Any
 from nemorl.base.files.atomic import replace_text
 from nemorl.base.packages.distributions import guarded
 from nemorl.base.packages.plugin_policy import HOUSE
-from nemorl.base.packages.renamed import todays_name
+from nemorl.base.packages.standard_plugins import todays_name
 from nemorl.config.run import RunConfig
 from nemorl.errors import PluginError, UsageError
 from nemorl.plugins import PluginEntry, registry
@@ -43,7 +43,7 @@ class LockedPlugin:
 
 
 def locked_plugins(config: RunConfig) -> list[LockedPlugin]:
-    """What the run uses, the kernel included, by distribution."""
+    """Plugins that the run uses, the kernel included, by distribution."""
     found: dict[str, list[PluginEntry]] = {}
     for entry in plugins_of(config):
         found.setdefault(entry.distribution, []).append(entry)
@@ -121,7 +121,7 @@ def write_lock(folder: Path, plugins: Sequence[LockedPlugin]) -> None:
 
 
 def read_lock(path: Path) -> list[LockedPlugin]:
-    """What a run recorded.
+    """The lock that a run recorded.
 
     Raises:
         UsageError: there is no record, or it cannot be read.

@@ -94,7 +94,7 @@ def _compared(pairs: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _recorded(dist: Distribution) -> dict[str, Path]:
-    """What pip wrote, by the names in its RECORD."""
+    """Files that pip wrote, by the names in its RECORD."""
     found = {}
     for entry in dist.files or ():
         in_metadata = entry.parent.suffix in (".dist-info", ".egg-info")
@@ -179,7 +179,7 @@ def _loaded_from_elsewhere(roots: set[str], found: Mapping[str, Path]) -> Iterat
 
 
 def _content(file: Path, *, whole: bool = False) -> bytes:
-    """What counts of a file: of those that name folders of this machine, the rest; empty where there is none."""
+    """The content of a file, without the folders of this machine that it names; empty where there is no file."""
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # reading a pipe would wait for ever
             return b""

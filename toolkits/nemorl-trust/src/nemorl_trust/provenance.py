@@ -1,4 +1,4 @@
-"""What a run ran on: versions, plugins, git state, devices. Read from metadata; imports nothing heavy."""
+"""The surroundings of a run: versions, plugins, git state, devices. Read from metadata; imports nothing heavy."""
 
 from __future__ import annotations
 

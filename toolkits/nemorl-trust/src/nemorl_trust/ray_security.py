@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from typing import Protocol
 
-from nemorl.errors import UsageError
+from nemorl.config.run import RunConfig
+from nemorl.errors import ConfigIssue, UsageError
 from nemorl.resources.ray_errors import MODE, TOKEN, TOKEN_PATH
 
 from nemorl_trust.encryption import PLAINTEXT, names_loopback
-from nemorl_trust.permission import require
+from nemorl_trust.site import require
 
 DEFAULT_PORT = 6379
 AUTO = "auto"
@@ -60,7 +62,7 @@ def ray_address(address: str) -> str:
 
 
 def _noted_address() -> str:
-    """What ``ray start`` writes on the machine of a head or worker."""
+    """The address that ``ray start`` writes on the machine of a head or worker."""
     path = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray" / "ray_current_cluster"
     fix = "give it: cluster.address=HOST:PORT"
     try:
@@ -151,3 +153,37 @@ def _token(security: SecuritySettings, address: str | None, is_beyond: bool) -> 
         fix="`ray get-auth-token --generate` makes one for all nodes, on which RAY_AUTH_MODE is then token; or, where "
         "the cluster demands none, set cluster.security.token_auth: false",
     )
+
+
+SOON = 7
+"""Days before its end from which on a certificate is worth a warning."""
+
+
+def ray_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None]) -> Iterator[ConfigIssue]:
+    """A problem where plain text, or who has no token, would reach another machine unless somebody said so.
+
+    Args:
+        config: The run.
+        run_dir: Where it would write.
+        warn: Told of a certificate that ends soon.
+    """
+    cluster = config.cluster
+    if not cluster.uses_ray or cluster.address is None:
+        return  # a private one listens on this machine's own address alone
+    try:
+        found = ray_variables(cluster.security, ray_address(cluster.address))
+    except UsageError as error:
+        yield ConfigIssue("cluster.security", error.message, error.fix, here=True)
+        return
+    certificate = found.get(CERTIFICATE) or os.environ.get(CERTIFICATE)
+    if certificate is None:
+        return
+    from nemorl_trust.authority import read
+
+    (own,) = read(Path(certificate))
+    if own.days_left < SOON:
+        text = f"the certificate {certificate} ends on {own.expires:%Y-%m-%d}: `nemorl certs renew`, and Ray's restart"
+        if own.days_left >= 0:
+            warn(text)
+        else:
+            yield ConfigIssue("cluster.security", text, "renew it", here=True)

@@ -113,7 +113,7 @@ def differences_from(signed: Iterable[SignedPlugin], names: Iterable[str]) -> It
 
 
 def signature_problems(names: Iterable[str]) -> Iterator[str]:
-    """What stops these distributions where the site's policy demands signed ones; nothing where it does not."""
+    """Refusals of these distributions where the site's policy demands signed ones; nothing where it does not."""
     for policy in site_policies():
         if policy.signed_plugins is not None:
             try:

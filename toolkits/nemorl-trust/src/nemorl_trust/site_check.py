@@ -25,9 +25,9 @@ from nemorl.plugins.registry import config_bases
 from nemorl_trust.audit.recording import audit_log, demanded_folder
 from nemorl_trust.encryption import PLAINTEXT, host_names, origin, origins, plaintext_problem
 from nemorl_trust.lock import entries_by_distribution, parts_of, plugins_of
-from nemorl_trust.permission import asked, require
 from nemorl_trust.ray_security import ray_address
 from nemorl_trust.signatures import signature_problems
+from nemorl_trust.site import asked, require
 from nemorl_trust.site_policy import SitePolicy, links_out_of, names_of_path, site_policies
 
 ENGINES = (TrainingBackendConfig, GenerationBackendConfig)
@@ -59,7 +59,7 @@ class Use(NamedTuple):
 def site_problems(
     config: RunConfig, run_dir: Path, warn: Callable[[str], None] = lambda _: None
 ) -> Iterator[ConfigIssue]:
-    """What the site does not let whose process this is do in a run.
+    """Refusals of the site for this process's user in a run.
 
     Args:
         config: The run.
@@ -93,7 +93,7 @@ def refuse(config: RunConfig) -> None:
 
 
 def require_engine(model: str, backend: GenerationBackendConfig) -> None:
-    """What :func:`refuse` is for a command that has no config of a run.
+    """The counterpart of :func:`refuse` for a command that has no config of a run.
 
     Raises:
         UsageError: The site does not admit this model, this engine or a server of it.

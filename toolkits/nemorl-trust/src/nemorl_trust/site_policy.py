@@ -1,4 +1,4 @@
-"""What a site lets whom do: ``/etc/nemorl/policy.yaml``, and the file that ``NEMORL_SITE_POLICY`` names besides.
+"""A site's policy by user and group: ``/etc/nemorl/policy.yaml``, the file that ``NEMORL_SITE_POLICY`` names besides.
 
 Rules say for which users and groups they hold, what they deny and what they allow. A denial wins. What no rule allows
 is free, unless some rule of the file allows things of that kind: then only what is allowed to this user is. Both files
@@ -33,7 +33,7 @@ KINDS: Mapping[str, str] = {
     "code": "run the code",
     "unlock": "unlock",
 }
-"""What rules are about, and how a refusal puts it."""
+"""Kinds of things that rules are about, with the words of a refusal."""
 TOP = ("contact", "audit", "rules", "signed_plugins")
 OF_A_RULE = ("name", "users", "groups", "allow", "deny")
 
@@ -87,7 +87,7 @@ class SignedPlugins:
     keys: tuple[Path, ...]
     """Files with public keys."""
     sets: tuple[Path, ...]
-    """What ``nemorl plugins sign`` wrote."""
+    """Sets that ``nemorl plugins sign`` wrote."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a plugin's source says without running it: that it is there, that it parses, its one-line summary.
+"""A plugin's source, read without running it: that it is there, that it parses, its one-line summary.
 
 ``plugins list`` shows plugins that nobody has asked for yet, so none of their code may run: modules are located the way
 import would, but not even their parent packages are imported, and the file is parsed, not executed.
@@ -16,10 +16,9 @@ from importlib.machinery import ModuleSpec, PathFinder
 from itertools import accumulate
 from pathlib import Path
 
-from nemorl.base.packages.diagnosis import Diagnostic
 from nemorl.base.packages.owner import described
 from nemorl.errors import PluginError
-from nemorl.plugins.index import PluginEntry, singular
+from nemorl.plugins.index import Diagnostic, PluginEntry, singular
 from nemorl.plugins.registry import RegisteredPoint
 
 DYNAMIC = "__getattr__"
@@ -28,7 +27,7 @@ DYNAMIC = "__getattr__"
 
 @dataclass(frozen=True)
 class SourceFacts:
-    """What can be known of a plugin from its files."""
+    """Facts about a plugin from its files."""
 
     summary: str = ""
     problem: Diagnostic | None = None

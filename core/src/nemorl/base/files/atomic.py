@@ -28,7 +28,7 @@ FIXES = {
     errno.EIO: "look after the disk (dmesg says more), or choose another folder",
     errno.ESTALE: "look after the network file system, then run the same command again",
 }
-"""What to tell the user to do, by errno."""
+"""Fixes to suggest to the user, by errno."""
 ERRNO = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
 """The errno in messages of Python, and of libraries written in Rust such as safetensors."""
 DRAFT, PROBE = ".draft", ".nemorl-"
@@ -91,7 +91,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:
-    """What is in a folder under names that match a shell pattern, sorted; nothing where there is no folder.
+    """Paths in a folder whose names match a shell pattern, sorted; none where there is no folder.
 
     ``Path.glob`` finds nothing in a folder that cannot be read (Python 3.13), or raises a bare ``OSError`` (before).
 

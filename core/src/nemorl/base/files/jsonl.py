@@ -102,7 +102,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def lines_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """What a JSON lines file has beyond an offset, piece by piece: (objects of whole lines, the offset after them).
+    """Objects of a JSON lines file beyond an offset, piece by piece: (objects of whole lines, the offset after them).
 
     A file that is shorter by now was cut: there are no objects, and the offset is its end. One that is gone is empty.
 

@@ -33,11 +33,11 @@ class InstalledDistribution(metadata.PathDistribution):
         return self.examine(str(filename))[0]
 
     def damage_of(self, filename: str) -> str | None:
-        """What is wrong with a file; ``None``: nothing, or there is none."""
+        """The fault of a file; ``None``: it has none, or there is no file."""
         return self.examine(filename)[1]
 
     def examine(self, filename: str) -> tuple[str | None, str | None]:
-        """What can be used of a file's text, and what is wrong with the rest."""
+        """The usable part of a file's text, and the fault of the rest."""
         try:
             content = self._content(filename)
             if content is None:

@@ -1,4 +1,4 @@
-"""What a hook method may look like, decided when it is registered. Nothing here calls a hook.
+"""Checks of a hook method's signature, made when it is registered. Nothing here calls a hook.
 
 An implementation is a plain function that takes any of its event's arguments by name. What pluggy would accept and
 then call wrongly, or never, is refused: a generator that nobody advances, a coroutine that nobody awaits, an argument
@@ -96,7 +96,7 @@ def _checked(
 
 
 def _wrong_kind(method: Any, mark: Mapping[str, Any]) -> tuple[str, str] | None:
-    """What it is instead of a function that can be called, and how to fix it."""
+    """The error of a hook that is not a callable function: its actual kind, and the fix."""
     if not callable(method):
         return f"is {method!r}, which cannot be called", "make it a method"
     body = method if inspect.isroutine(method) or isinstance(method, functools.partial) else method.__call__

@@ -29,14 +29,14 @@ class DamagedPoint(metadata.EntryPoint):
 
 @dataclass(frozen=True)
 class Owner:
-    """What a distribution's METADATA says of it."""
+    """Facts from a distribution's METADATA."""
 
     name: str
     version: str
     summary: str = ""
     requires: tuple[str, ...] = ()
     damage: str | None = None
-    """What is wrong with it; ``None``: nothing."""
+    """The fault of the metadata; ``None``: it has none."""
 
 
 def owner_of(point: metadata.EntryPoint) -> tuple[str, str, str | None]:

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.packages.renamed import todays_name
 from nemorl.base.packages.site import site
+from nemorl.base.packages.standard_plugins import todays_name
 
 HOUSE = frozenset(f"nemorl-{name}" for name in ("core", "tensors", "rl", "trust", "cli", "testing"))
 """The kernel and the toolkits: always admitted."""

@@ -23,7 +23,7 @@ FIX = f"pip install {TRUST}"
 
 
 class Site(Protocol):
-    """What the kernel asks of it."""
+    """Questions of the kernel to a site."""
 
     def has_policy(self) -> bool:
         """There are rules on this machine."""

@@ -16,7 +16,7 @@ import threading
 import time
 from types import FrameType, TracebackType
 
-from nemorl.base.process.last_words import supervised_file
+from nemorl.base.process.stopping import supervised_file
 from nemorl.errors import DeadlineError, Interrupted
 
 SOON_S = 0.001

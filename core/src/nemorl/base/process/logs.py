@@ -47,7 +47,7 @@ def log_ids(**ids: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Carried:
-    """What another process needs for its logs to be like those of this one."""
+    """Log settings of this process, for another process to share."""
 
     level: int
     form: Format

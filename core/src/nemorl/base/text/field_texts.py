@@ -1,4 +1,4 @@
-"""What a config class says about its fields: the docstring below each.
+"""Field docstrings of a config class: the text below each field.
 
 Read from the source when somebody asks, for a schema, a page or ``nemorl plugins show``. Read as each class is made,
 they take a quarter of the time that importing an algorithm's config takes, in each process of a run.

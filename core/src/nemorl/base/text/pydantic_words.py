@@ -32,7 +32,7 @@ _TYPES = {
 
 
 def in_words(error: Mapping[str, Any], key: str) -> tuple[str, str | None]:
-    """What is wrong, and how to fix it, by one of pydantic's error items.
+    """Message and fix for one of pydantic's error items.
 
     Args:
         error: One of ``ValidationError.errors()``.

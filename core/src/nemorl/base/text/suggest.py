@@ -44,7 +44,7 @@ def in_other_words(key: str, paths: Iterable[str]) -> str | None:
 
 
 def nested(path: str, text: str) -> str:
-    """What stands at a dotted path, as one line of YAML.
+    """The value at a dotted path, as one line of YAML.
 
     >>> nested("policy.schedule", "kind: cosine")
     'policy: {schedule: {kind: cosine}}'

@@ -41,7 +41,7 @@ class Access:
         }
 
 
-class Doorkeeper:
+class AccessControl:
     """Knows the open episodes, and the keys of all that ever were: a key follows from its episode's name."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from nemorl_cli.terminal import say
 
 if TYPE_CHECKING:
     from nemorl_agents.gateway.access import Access
-    from nemorl_agents.gateway.options import GatewayOptions
+    from nemorl_agents.gateway.gateway import GatewayOptions
 
 app = plugin_app()
 
@@ -71,9 +71,9 @@ def serve(
 
       nemorl serve Qwen/Qwen2.5-1.5B-Instruct --name gpt-4o --ignore-field response_format
     """
-    from nemorl_trust.open_files import allow_more_open_files
+    from nemorl_trust.listening import allow_more_open_files
 
-    from nemorl_agents.gateway.options import GatewayOptions
+    from nemorl_agents.gateway.gateway import GatewayOptions
 
     allow_more_open_files()
     names = dict.fromkeys([Path(model).name or model, model, *(name or [])])

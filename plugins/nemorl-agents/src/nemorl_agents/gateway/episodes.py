@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from nemorl_rl.agents.contract import ChatMessage, EpisodePolicy
 from nemorl_rl.chat.text import TextCoder
 
 from nemorl_agents.gateway.calls import Calls
 from nemorl_agents.gateway.errors import RequestError
-from nemorl_agents.gateway.options import GatewayOptions
+
+if TYPE_CHECKING:
+    from nemorl_agents.gateway.gateway import GatewayOptions
+
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

@@ -22,8 +22,7 @@ from nemorl_trust.audit.recording import record
 from nemorl_trust.site_check import require_engine
 
 from nemorl_agents.gateway.access import Access
-from nemorl_agents.gateway.gateway import Gateway, require_address
-from nemorl_agents.gateway.options import GatewayOptions
+from nemorl_agents.gateway.gateway import Gateway, GatewayOptions, require_address
 from nemorl_agents.gateway.serving import MOST_CALLS, ServedPolicy
 
 CALL_S = 3600.0

@@ -11,7 +11,7 @@ import hashlib
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,19 +20,21 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from nemorl_agents.gateway.access import Doorkeeper
+from nemorl_agents.gateway.access import AccessControl
 from nemorl_agents.gateway.apis.anthropic import AnthropicErrors, CountTokens, Messages
-from nemorl_agents.gateway.apis.base import Api, ErrorWords, new_id
+from nemorl_agents.gateway.apis.base import Api, ErrorWords, OpenAIErrors, new_id
 from nemorl_agents.gateway.apis.chat import ChatCompletions
 from nemorl_agents.gateway.apis.completions import Completions
-from nemorl_agents.gateway.apis.openai_errors import OpenAIErrors
 from nemorl_agents.gateway.apis.responses import Responses
 from nemorl_agents.gateway.body import flag_at, parsed, text_at
 from nemorl_agents.gateway.calls import Call
 from nemorl_agents.gateway.episodes import OpenEpisode
 from nemorl_agents.gateway.errors import RequestError, as_request_error, bad_field
 from nemorl_agents.gateway.fields import checked
-from nemorl_agents.gateway.options import GatewayOptions
+
+if TYPE_CHECKING:
+    from nemorl_agents.gateway.gateway import GatewayOptions
+
 
 APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), Messages(), CountTokens(), Completions())
 EPISODE = "/e/{episode}"
@@ -46,7 +48,7 @@ COMMENT = b": the policy is at work\n\n"
 class Server:
     """The gateway as an ASGI application. It lives on one event loop."""
 
-    def __init__(self, doors: Doorkeeper, options: GatewayOptions) -> None:
+    def __init__(self, doors: AccessControl, options: GatewayOptions) -> None:
         self._doors, self._options = doors, options
         routes = [Route("/healthz", self._health, methods=["GET"])]
         for start in (EPISODE, ""):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -21,10 +23,9 @@ from nemorl_rl.environments.references import FORM, reference_problems
 from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field, WithJsonSchema
 
-from nemorl_agents.programs.places import search_path
-
 if TYPE_CHECKING:
     from nemorl.contracts import Environment
+
 
 CHAT_LOOP = "chat_loop"
 
@@ -184,3 +185,8 @@ class AgentConfig(EnvironmentConfig):
         from nemorl_agents.programs.build import environment_of
 
         return environment_of(self)
+
+
+def search_path() -> str:
+    """``PATH`` of agents: the folder of this interpreter first, so that ``python`` is the one that runs nemorl."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from nemorl.errors import BackendError, UsageError
 
-from nemorl_agents.programs.places import search_path
+from nemorl_agents.programs.config import search_path
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from nemorl.errors import PluginError
-from nemorl_trust.isolation.confining import FOLDER
+from nemorl_trust.isolation import CONFINEMENT
 
-from nemorl_agents.programs.places import search_path
+from nemorl_agents.programs.config import search_path
 from nemorl_agents.programs.program import Program, clean_environment
 
 CONFINE = Path(__file__).with_name("confine.py")
@@ -73,7 +73,7 @@ class Sandbox:
         """
         writable = [str(folder), "/dev/null"]
         readable = [*SYSTEM_PATHS, sys.prefix, sys.base_prefix, *self._readable]
-        spec = {"modules": str(FOLDER), "readable": readable, "writable": writable, "port": port}
+        spec = {"modules": str(CONFINEMENT), "readable": readable, "writable": writable, "port": port}
         return [sys.executable, "-I", "-S", "-B", str(CONFINE), json.dumps(spec)]
 
     @classmethod

@@ -11,7 +11,7 @@ from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.plugin_app import plugin_app
 from nemorl_cli.terminal import print_list, say
 from nemorl_trust.encryption import PLAINTEXT, origin, plaintext_problem
-from nemorl_trust.permission import require
+from nemorl_trust.site import require
 
 from nemorl_agents.servers.config import url_problem
 from nemorl_agents.servers.roster import FOLDER, Roster

@@ -37,7 +37,7 @@ def server_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
         )
     import asyncio
 
-    from nemorl_agents.servers.rehearsal import rehearse
+    from nemorl_agents.servers.first_look import rehearse
 
     for number, (url, outcome) in enumerate(asyncio.run(rehearse(config, config.generation.backend)).items()):
         if isinstance(outcome, NemorlError):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import yaml
@@ -14,12 +16,10 @@ from nemorl.errors import DataError, NemorlError
 from nemorl.plugins import registry
 from pydantic import ValidationError
 
-from nemorl_compat.conversions import gym
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.features import DATASETS, GYM
 from nemorl_compat.key_table import Outcome
 from nemorl_compat.old_config import OldConfig
-from nemorl_compat.prompts import template_of
 
 FILE_KINDS = ("ResponseDataset", "openai_format", "BinaryPreferenceDataset", "PreferenceDataset")
 """Names that stand for "the file given by a path"."""
@@ -169,8 +169,8 @@ class _Dataset:
         """The dataset of nemorl; ``None`` where there is none, which has been said."""
         name, path = self.name, self.take("data_path") or self.take("train_data_path")
         answer = "answer_column" if self.old.family in GRADED else "response_column"
-        if name == gym.DATASET and path is not None and self.old.family in SAMPLED:
-            return {"name": gym.NAME, "path": str(path)}
+        if name == GYM_DATASET and path is not None and self.old.family in SAMPLED:
+            return {"name": GYM_NAME, "path": str(path)}
         if self.known and _has_preset(self.known["preset"]):
             found: dict[str, Any] = {"name": "preset", "preset": self.known["preset"]}
         elif "hub" in self.known:
@@ -303,7 +303,7 @@ def environment(old: OldConfig, new: Pieces) -> None:
     for key, value in old.leaves.items() if others else ():
         if key.endswith(".env_name") and str(value) in others:
             new.miss(key, f"several environments in one run ({value} beside {name})")
-    settings, is_gym = old.get(f"env.{name}"), name == gym.NAME
+    settings, is_gym = old.get(f"env.{name}"), name == GYM_NAME
     if is_gym != bool(old.get("env.should_use_nemo_gym")) or (is_gym and old.family not in SAMPLED):
         new.miss("env.should_use_nemo_gym", GYM)
         new.miss("data.default.env_name", GYM)
@@ -314,7 +314,7 @@ def environment(old: OldConfig, new: Pieces) -> None:
     elif name in NAMED:
         new.put("environment", NAMED[name])
     elif is_gym and old.family in SAMPLED:
-        gym.gym_environment(old, new)
+        gym_environment(old, new)
     elif name in ("math", "math_default"):
         workers = settings.get("num_workers") if isinstance(settings, Mapping) else None
         new.put("environment", {"name": "math", **({} if workers is None else {"workers": workers})})
@@ -323,3 +323,67 @@ def environment(old: OldConfig, new: Pieces) -> None:
         dtype = old.get("env.reward_model.precision")
         precision = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
         new.put("environment", {"name": "reward_model", "model": model, **precision})
+
+
+def template_of(text: str, column: str, source: str = "prompt file") -> str:
+    r"""The template that renders as ``text.format(problem)`` does, which is what NeMo RL makes of a prompt file.
+
+    There ``{}`` is the problem, here the name of its column: ``{problem}``. ``{{`` and ``}}`` are braces in both.
+
+    Raises:
+        DataError: ``str.format`` would refuse the text, or fill in more than one problem.
+
+    >>> template_of(r"Answer in \boxed{{}}: {}", "question")
+    'Answer in \\boxed{{}}: {question}'
+    """
+    try:
+        parts = list(Formatter().parse(text))
+    except ValueError as error:
+        raise DataError(f"{source}: {error}", fix="double the braces that are meant as such: {{ and }}") from error
+    names = [name for _, name, _, _ in parts if name is not None]
+    if names.count("") > 1 or ("" in names and "0" in names):
+        raise DataError(f"{source}: it has several places for one problem", fix="write {0} at each of them")
+    made = []
+    for literal, name, spec, conversion in parts:
+        made.append(literal.replace("{", "{{").replace("}", "}}"))
+        if name is None:
+            continue
+        if name not in ("", "0") or spec or conversion:
+            raise DataError(
+                f"{source}: {{{name}}} asks for more than the problem, which is all that NeMo RL fills in",
+                fix="write {} where the problem goes, and {{…}} for braces",
+            )
+        made.append(f"{{{column}}}")
+    return "".join(made)
+
+
+# NeMo-Gym: the servers to start, and the rows that they play
+
+
+GYM_NAME, GYM_DATASET = "nemo_gym", "NemoGymDataset"
+THEIR_MODEL = "responses_api_models/vllm_model/configs/vllm_model_for_training.yaml"
+OUR_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
+"""Gym's model server for NeMo RL asks the engine for token ids; nemorl has them, and needs one that forwards."""
+GYM_SERVERS = ("resources_servers", "responses_api_agents")
+
+
+def gym_environment(old: OldConfig, new: Pieces) -> None:
+    """The environment, with the servers of the config."""
+    paths = old.get("env.nemo_gym.config_paths")
+    if not isinstance(paths, list) or THEIR_MODEL not in paths:
+        new.miss("env.nemo_gym.config_paths", f"NeMo-Gym without {THEIR_MODEL}")
+        return
+    start: dict[str, Any] = {"config_paths": [OUR_MODEL if path == THEIR_MODEL else path for path in paths]}
+    overrides = list(_overrides(old))
+    if overrides:
+        start["overrides"] = overrides
+    new.put("environment", {"name": GYM_NAME, "start": start})
+    new.differ("env.nemo_gym.config_paths", "Gym is started where nemorl is, by `ng_run` (environment.start)")
+
+
+def _overrides(old: OldConfig) -> Iterator[str]:
+    """Settings of servers, as arguments of Gym's command."""
+    for key, value in old.leaves.items():
+        path = key.removeprefix("env.nemo_gym.")
+        if path != key and path.split(".")[1:2] in ([name] for name in GYM_SERVERS):
+            yield f"++{path}={json.dumps(value)}"

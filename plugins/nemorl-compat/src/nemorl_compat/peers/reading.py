@@ -20,8 +20,8 @@ from nemorl.base.text.yaml_text import parse_yaml
 from nemorl.errors import DataError, UsageError
 
 from nemorl_compat.peers import verl_hydra
-from nemorl_compat.peers.flattening import flat, scalar
 from nemorl_compat.peers.tables import table
+from nemorl_compat.peers.verl_hydra import flat, scalar
 from nemorl_compat.shell import Expanded, expand
 from nemorl_compat.shell.expanding import program_of
 

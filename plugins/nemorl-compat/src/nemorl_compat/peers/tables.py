@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from nemorl_compat.braces import unbraced
+from nemorl_compat.key_table import unbraced
 
 SYSTEMS = ("trl", "verl", "openrlhf")
 """Names of the tables, as ``nemorl config migrate --from`` takes them."""

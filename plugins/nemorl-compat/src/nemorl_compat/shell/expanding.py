@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.errors import DataError, UsageError
-from nemorl_trust.isolation.confining import FOLDER
+from nemorl_trust.isolation import CONFINEMENT
 
 INSIDE = Path(__file__).with_name("inside")
 LIBRARIES = (
@@ -98,7 +98,7 @@ def _run(path: Path, variables: dict[str, str], arguments: list[str]) -> dict[st
         "bash": bash,
         "arguments": [str(path), *arguments],
         "cwd": os.getcwd(),
-        "confinement": str(FOLDER),
+        "confinement": str(CONFINEMENT),
         "readable": [bash, *LIBRARIES, str(INSIDE / "recorder.bash"), str(path), *_scripts_beside(path)],
         "environment": {
             "HOME": "~",

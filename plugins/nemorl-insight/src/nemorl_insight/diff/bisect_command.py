@@ -91,7 +91,7 @@ def bisect(
 def _searched(
     sides: list[tuple[RunFiles, int | None]], judge: Judge, question: dict[str, Any], folders: list[Path]
 ) -> dict[str, Any]:
-    """What was found, and what to say of it."""
+    """The finding as data, with the words for it."""
     from nemorl_insight.diff.bisecting import BudgetSpent, known_so_far
 
     before = len(judge.journal.probes)
@@ -199,7 +199,7 @@ def _as_installed(good: RunFiles, bad: RunFiles, deltas: Sequence[Delta]) -> lis
 
 
 def _as_given(good: RunFiles, bad: RunFiles) -> list[str]:
-    """What no config names, and probes have as it is now."""
+    """Surroundings that no config names; probes have them as they are now."""
     from nemorl_insight.diff.settings import settings_between
 
     given = [setting.text for setting in settings_between(good, bad) if setting.kind == "inputs"]

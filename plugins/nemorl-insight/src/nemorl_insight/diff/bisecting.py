@@ -31,7 +31,7 @@ class Judge:
     good: Estimate | None = None
     bad: Estimate | None = None
     turns: str = "falls"
-    """What a metric does that gets worse."""
+    """Direction in which a metric gets worse."""
 
     def ends(self, probes: Sequence[tuple[str, str, Callable[[str], Measured]]], *, lower_is_better: bool) -> None:
         """Measure both ends.
@@ -164,7 +164,7 @@ def guilty_checkpoint(
 
 
 def known_so_far(judge: Judge) -> str:
-    """What is known when the budget is spent, in words."""
+    """The state of knowledge when the budget is spent, in words."""
     fallen = [probe for probe in judge.journal.probes if probe.outcome == "falls"]
     fewest = min(fallen, key=lambda probe: len(probe.tried.split("; ")), default=None)
     return f"So far it {judge.turns} with: {fewest.tried}." if fewest is not None else "No probe has told anything yet."

@@ -29,7 +29,7 @@ class Probe:
     """Which differences, or which checkpoint: the same for the same question."""
     outcome: Outcome
     text: str
-    """What was tried, what came of it and what that means."""
+    """The probe in words: its setting, its result and its meaning."""
     measured: Measured
 
 

@@ -33,7 +33,7 @@ from nemorl_insight.diff.run_files import RunFiles
 
 @dataclass(frozen=True)
 class Measured:
-    """What a probe found."""
+    """Result of a probe."""
 
     estimate: Estimate | None
     """``None``: it has no value, and ``problem`` says why."""

@@ -26,7 +26,7 @@ SCORES = "prompt_logprobs"
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """What a step of a run learned from."""
+    """Training data of one step of a run."""
 
     rows: Sequence[Mapping[str, Any]]
     """Its records, in the order of the batch, without those of rejected groups."""

@@ -34,7 +34,7 @@ KEEPS: Mapping[str, Any] = {
     "validation": {"every": 0, "at_start": False, "at_end": False},
     "checkpoint": {"every": 0, "keep_last": 1000, "export": False},
 }
-"""What a replay keeps, and how: all but results of the step."""
+"""Settings that a replay keeps, and how: all but results of the step."""
 ALL_GROUPS = 1_000_000
 SAMPLING = ("data", "environment", "generation", "rollouts")
 """Sections of a config that act on samples, and nowhere else."""
@@ -96,7 +96,7 @@ class Replay:
 
     @property
     def parts(self) -> tuple[Stage, ...]:
-        """What can be compared with the run."""
+        """Parts that can be compared with the run."""
         if self.scores:
             return ("tokens",)
         chosen = OF_HALF[self.half]

@@ -9,8 +9,8 @@ from typing import Any
 
 from nemorl_cli.report.records.reading import FOLDER, NAMED, read_table, record_files
 
-from nemorl_insight.diff.numbers import is_equal
 from nemorl_insight.diff.stages import Point, Stage
+from nemorl_insight.diff.tensors import is_equal
 
 Row = Mapping[str, Any]
 TOKEN_FIELDS: Mapping[Stage, Sequence[str]] = {
@@ -59,7 +59,7 @@ def _key(row: Row) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class RecordPair:
-    """What two runs recorded of the same step."""
+    """Records of the same step in two runs."""
 
     first: StepRecords
     second: StepRecords

@@ -1,4 +1,4 @@
-"""What a run left that can be compared step by step."""
+"""Files of a run that can be compared step by step."""
 
 from __future__ import annotations
 

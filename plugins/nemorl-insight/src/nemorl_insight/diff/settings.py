@@ -1,4 +1,4 @@
-"""What two runs were told, were given and ran on: config, plugins, inputs, libraries."""
+"""Settings, inputs and surroundings of two runs: config, plugins, inputs, libraries."""
 
 from __future__ import annotations
 

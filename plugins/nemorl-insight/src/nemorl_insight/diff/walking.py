@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from nemorl_insight.diff.numbers import is_equal
 from nemorl_insight.diff.rollouts import RecordPair, StepRecords
 from nemorl_insight.diff.run_files import RunFiles
 from nemorl_insight.diff.settings import Setting, settings_between, unrecorded
 from nemorl_insight.diff.stages import STAGES, Finding, KnownBy, Point, Stage, stage_of_metric
-from nemorl_insight.diff.tensors import CheckpointPair
+from nemorl_insight.diff.tensors import CheckpointPair, is_equal
 
 OF_ROLLOUTS: frozenset[Stage] = frozenset({"data", "tokens", "rewards", "advantages"})
 """Parts of a step that only records know exactly."""
@@ -62,7 +61,7 @@ class Walk:
         return sorted(in_time, key=lambda one: -order.index(one.earliest) if one.earliest else 1)
 
     def earlier_unknown(self) -> list[Finding]:
-        """What precedes the parting and is not known exactly: they may have parted there."""
+        """Parts before the parting that are not known exactly: the runs may have parted there."""
         found = []
         for finding in self.findings:
             if finding.point is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemorl_insight.diff.numbers import is_equal
 from nemorl_insight.diff.replaying import Replay
 from nemorl_insight.diff.stages import STAGES, stage_of_metric
 from nemorl_insight.diff.telling import point_text
+from nemorl_insight.diff.tensors import is_equal
 from nemorl_insight.diff.walking import Walk
 
 

@@ -1,7 +1,7 @@
 """``nemorl doctor``: what this machine has, what is wrong with it, and whether two engines agree about a model.
 
-Without ``--model`` it reads metadata only (:mod:`nemorl_insight.doctor.problems` does the judging,
-:mod:`nemorl_insight.doctor.examination` the layout); with it, it builds the engines and compares their log-probs.
+Without ``--model`` it reads metadata only (:mod:`nemorl_insight.doctor.examination`); with it, it builds the
+engines and compares their log-probs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,14 @@
-"""What ``nemorl doctor`` found out about this machine: as one JSON object, or as tables."""
+"""The list of checks of ``nemorl doctor``, and what they found on this machine: as one JSON object, or as tables.
+
+Everything is decided from metadata and files, nothing is imported: a broken installation is the very thing to look at.
+:class:`Installed` and :class:`Machine` hold the facts, each check is a function of the two that yields
+:class:`Finding` objects, and a healthy environment yields none. Plugins that cannot be used are the index's to report
+(:mod:`nemorl.plugins.index`); whether two engines agree is measured elsewhere (:mod:`nemorl_rl.audit.mismatch`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +20,10 @@ from nemorl_trust.provenance import describe_environment
 from rich.padding import Padding
 from rich.table import Table
 
-from nemorl_insight.doctor.problems import Finding, Installed, Machine, find_problems
+from nemorl_insight.doctor import packages, surroundings, torch_builds
+from nemorl_insight.doctor.finding import Finding
+from nemorl_insight.doctor.installed import Installed
+from nemorl_insight.doctor.machine import Machine
 from nemorl_insight.doctor.torch_builds import build_of
 
 SCHEMA = 1
@@ -156,3 +165,30 @@ def _shown(value: object) -> str:
 
 def _counted(count: int, word: str) -> str:
     return f"{count} {word}{'s' if count != 1 else ''}" if count else ""
+
+
+CHECKS: tuple[Callable[[Installed, Machine], Iterator[Finding]], ...] = (
+    packages.check_python,
+    packages.check_nemorl_versions,
+    packages.check_editable_installs,
+    packages.check_duplicates,
+    torch_builds.check_companions,
+    torch_builds.check_cuda_kernels,
+    torch_builds.check_vllm,
+    torch_builds.check_driver,
+    packages.check_requirements,
+    surroundings.check_driver_answers,
+    surroundings.check_disk,
+    surroundings.check_shared_memory,
+    surroundings.check_threads,
+    surroundings.check_open_files,
+    surroundings.check_downloads,
+    surroundings.check_ray_address,
+    surroundings.check_ray_command,
+)
+
+
+def find_problems(installed: Installed, machine: Machine) -> list[Finding]:
+    """Everything known to be wrong here, problems before notes."""
+    found = [finding for check in CHECKS for finding in check(installed, machine)]
+    return sorted(found, key=lambda finding: finding.severity == "note")

@@ -1,4 +1,4 @@
-"""What ``nemorl doctor`` finds, as data, and the list of all codes."""
+"""Findings of ``nemorl doctor`` as data, and the list of all codes."""
 
 from __future__ import annotations
 

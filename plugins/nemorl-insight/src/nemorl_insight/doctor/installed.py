@@ -1,4 +1,4 @@
-"""What pip has installed, read once from metadata. Imports none of it, and judges nothing."""
+"""Installed packages, read once from metadata. Imports none of it, and judges nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine has, read without importing torch or ray. Judges nothing: :mod:`surroundings` does."""
+"""Facts about this machine, read without importing torch or ray. Judges nothing: :mod:`surroundings` does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from nemorl.resources.gpus import count_gpus
+from nemorl.config.cluster import count_gpus
 
 SHARED_MEMORY = Path("/dev/shm")
 VARIABLES = (
@@ -56,7 +56,7 @@ class Machine:
     driver_cuda: str | None = None
     """The newest CUDA that the driver runs."""
     driver_error: str | None = None
-    """What nvidia-smi said where it is installed and failed."""
+    """Output of nvidia-smi where it is installed and failed."""
     memory_gib: float | None = None
     memory_free_gib: float | None = None
     disk_free_gib: float

@@ -154,7 +154,7 @@ def _looked_at(installed: Installed) -> set[str]:
 
 
 def _requirements(installed: Installed) -> Iterator[tuple[Package, Requirement]]:
-    """What nemorl's packages and plugins require, and what their requirements require, extras included."""
+    """Requirements of nemorl's packages and plugins, and theirs in turn, extras included."""
     ours = [package for package in installed if package.is_plugin]
     direct: dict[tuple[str, str], None] = {}
     for package in ours:

@@ -1,4 +1,4 @@
-"""What a machine and its environment variables can do to a run: disk, memory, threads, Ray, downloads."""
+"""Checks of a machine and its environment variables: disk, memory, threads, Ray, downloads."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _CUDA_FILES = re.compile(r"libcudart|libc10_cuda|libtorch_cuda|_cuda\.so")
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What a package was compiled for."""
+    """The device and version that a package was compiled for."""
 
     device: Literal["cpu", "cuda", "rocm"]
     version: str | None = None

@@ -13,8 +13,7 @@ from mlflow.entities import Metric
 from nemorl_rl.alerts.alert import Alert
 
 from nemorl_insight.loggers.config import MLflowConfig
-from nemorl_insight.loggers.identity import save_id, saved_id
-from nemorl_insight.loggers.samples import COLUMNS, NewSamples
+from nemorl_insight.loggers.run_files import COLUMNS, NewSamples, save_id, saved_id
 
 FORBIDDEN = re.compile(r"[^\w./: -]")
 """Characters that MLflow refuses in metric names, such as the ``@`` of ``pass@4``."""

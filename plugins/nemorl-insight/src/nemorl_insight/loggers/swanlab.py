@@ -9,7 +9,7 @@ from typing import Any
 import swanlab
 
 from nemorl_insight.loggers.config import SwanLabConfig
-from nemorl_insight.loggers.identity import recorded_config, save_id, saved_id
+from nemorl_insight.loggers.run_files import recorded_config, save_id, saved_id
 
 
 class SwanLabLogger:

@@ -13,8 +13,7 @@ from nemorl.base.text.secrets import redacted
 from nemorl_rl.alerts.alert import Alert
 
 from nemorl_insight.loggers.config import WandbConfig
-from nemorl_insight.loggers.identity import recorded_config, save_id, saved_id
-from nemorl_insight.loggers.samples import COLUMNS, NewSamples
+from nemorl_insight.loggers.run_files import COLUMNS, NewSamples, recorded_config, save_id, saved_id
 
 
 class WandbLogger:

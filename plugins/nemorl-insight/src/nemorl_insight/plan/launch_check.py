@@ -44,7 +44,7 @@ def memory_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None
 
 
 def _needs(memory: Budget) -> str:
-    """What each tenant needs in GiB, the largest first, and of which parts."""
+    """Needs of each tenant in GiB, the largest first, with their parts."""
     from nemorl_rl.planning.memory.parts import GIB, total
 
     needs = {**memory.held, f"the work ({memory.moment})": memory.work, "processes and allocators": memory.overhead}

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemorl_rl.planning.memory.budgets import Budget, budgets
 from nemorl_rl.planning.memory.layouts import (
@@ -25,10 +25,13 @@ from nemorl_rl.planning.memory.scene import Scene
 from nemorl_insight.plan.candidates import Candidate, candidates, distinct, judged
 from nemorl_insight.plan.efficiencies import Efficiencies
 
+if TYPE_CHECKING:
+    from nemorl.config.run import RunConfig
+
 
 @dataclass(frozen=True)
 class Plan:
-    """What came of planning one run."""
+    """Result of planning one run."""
 
     scene: Scene
     now: Candidate
@@ -151,3 +154,27 @@ def _budget_dict(budget: Budget) -> dict[str, Any]:
 
 def _part_dict(part: Part) -> dict[str, Any]:
     return {"name": part.name, "gib": round(part.gib, 4), "formula": part.formula}
+
+
+def plan_run(config: RunConfig, nodes: int | None = None, gpus: str | None = None) -> dict[str, Any]:
+    """The plan of a run on given devices, as plain data. Needs no GPU, no weights and no torch.
+
+    Args:
+        config: The run.
+        nodes: Machines. Unset: the run's.
+        gpus: Devices of each, e.g. ``8xH100``. Unset: the run's, of this machine's kind.
+
+    Returns:
+        ``verdict`` in words; ``present``, the layout of the config, with ``fits`` and ``seconds_per_step``;
+        ``cannot_fit``, whether that is certain not to fit; ``smallest_change`` that fits, as keys of the config with
+        their values, or ``None``; ``candidates``, the fastest layouts.
+
+    Raises:
+        UsageError: The devices or the sizes of the model are not known.
+
+    >>> nemorl.plan_run(nemorl.load_config("grpo.yaml"), 2, "8xH100")["verdict"]  # doctest: +SKIP
+    'fits with 12.3 GiB free on the fullest device (training)'
+    """
+    from nemorl_rl.planning.memory.reading import Lengths, Sizes, fleet_of, scene_of
+
+    return Plan.of(scene_of(config, fleet_of(config.cluster, nodes, gpus), Sizes(), Lengths())).as_dict()

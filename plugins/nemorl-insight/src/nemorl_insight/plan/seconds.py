@@ -60,7 +60,7 @@ SAMPLING = ("prefill", "decoding")
 SUM_S = 2e-5
 """Of adding up few numbers over the ranks of an engine, by NVLink."""
 KEPT_ASIDE: tuple[MemoryPart, ...] = ("weights", "optimizer", "reference")
-"""What goes to the host's memory and comes back, where models take turns."""
+"""Parts that move to the host's memory and back where models take turns."""
 
 
 def step_time(scene: Scene, efficiencies: Efficiencies | None = None) -> StepTime:
@@ -266,7 +266,7 @@ def _sync(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
 
 
 def _moving(scene: Scene, found: Efficiencies) -> Phase:
-    """What models and the engine hold, out of the device and back once per step; gradients are not kept."""
+    """Seconds of moving models and the engine off the device and back once per step; gradients are not kept."""
     size = 0.0
     for budget in budgets(replace(scene, takes_turns=False)).values():
         held = sum(budget.held_bytes(name).get(part, 0.0) for name in budget.held for part in KEPT_ASIDE)

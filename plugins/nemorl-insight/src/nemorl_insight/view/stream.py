@@ -1,5 +1,5 @@
-"""What runs add, as server-sent events. The id of each event is how far every run was read: a browser that comes back
-with it (``Last-Event-ID``) gets what was added since, each line once.
+"""Additions to runs as server-sent events. The id of each event is how far every run was read: a browser that comes
+back with it (``Last-Event-ID``) gets what was added since, each line once.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def event(message: dict[str, Any], number: str) -> bytes:
 
 
 def added_to(run: WatchedRun, at: Position) -> Iterator[tuple[dict[str, Any], Position]]:
-    """What a run has beyond a position, piece by piece, with the position after each."""
+    """Contents of a run beyond a position, piece by piece, with the position after each."""
     for name in ("metrics", "events"):
         offset = getattr(at, name)
         lines, stop = lines_after(run.path / f"{name}.jsonl", offset)

@@ -16,7 +16,7 @@ from typing import Any
 from nemorl.errors import NemorlError, UsageError
 from nemorl_cli.report.declared import admitted
 from nemorl_cli.report.records.reading import FOLDER
-from nemorl_cli.report.records.vocabulary import token_texts
+from nemorl_cli.report.records.tokens import token_texts
 from nemorl_cli.report.run_data import RunData, no_run
 from nemorl_cli.report.sections import TranscriptSection, transcripts_of
 from nemorl_cli.report.viewing import queries

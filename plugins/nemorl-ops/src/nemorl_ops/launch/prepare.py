@@ -17,8 +17,8 @@ from nemorl.base.text.mappings import apply_overrides, read_source
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, UsageError
-from nemorl_trust.permission import require
 from nemorl_trust.secret_check import secret_problems, secrets_in
+from nemorl_trust.site import require
 from nemorl_trust.site_check import site_problems
 
 from nemorl_ops.launch.base import CONFIG, Job, LauncherConfig

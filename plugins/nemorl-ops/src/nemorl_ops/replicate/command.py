@@ -16,7 +16,7 @@ from nemorl_cli.plugin_app import plugin_app
 from nemorl_cli.terminal import say
 from nemorl_trust.audit.recording import record
 from nemorl_trust.encryption import PLAINTEXT, plaintext_problem
-from nemorl_trust.permission import require
+from nemorl_trust.site import require
 
 from nemorl_ops.replicate.place import Place
 from nemorl_ops.replicate.transfer import Copied, copy_checkpoint, copy_run

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from nemorl_trust.isolation.confining import FOLDER
+from nemorl_trust.isolation import CONFINEMENT
 
 INSIDE = Path(__file__).parent / "inside"
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
@@ -57,7 +57,7 @@ class _Process:
         self._requests, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [python, "-I", "-B", "-X", "utf8", str(INSIDE), str(theirs.fileno()), str(FOLDER)],
+                [python, "-I", "-B", "-X", "utf8", str(INSIDE), str(theirs.fileno()), str(CONFINEMENT)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

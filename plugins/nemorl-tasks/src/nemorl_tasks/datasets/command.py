@@ -12,8 +12,7 @@ from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.plugin_app import plugin_app
 from nemorl_cli.terminal import print_table, say
 
-from nemorl_tasks.datasets.listing import Listed, listed
-from nemorl_tasks.datasets.preset_file import TASKS, find_preset
+from nemorl_tasks.datasets.preset_file import TASKS, Listed, find_preset, listed
 
 app = plugin_app()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -253,3 +254,41 @@ def read_preset(path: Path) -> Preset:
         near = did_you_mean(path.name, [other.name for other in path.parent.glob("*") if other.suffix in SUFFIXES])
         raise UsageError(f"there is no preset file {path}", fix=near or "check the path")
     return validate(Preset, read_source(path), source=str(path))
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One preset, as lists show it."""
+
+    name: str
+    other_names: tuple[str, ...]
+    """Aliases and variants."""
+    task: str
+    rows: Mapping[str, int]
+    """Published number of rows by split; empty where the rows are the user's."""
+    hub: str | None
+    licence: str
+    summary: str
+    homepage: str
+    citation: str
+
+    @classmethod
+    def of(cls, preset: Preset) -> Listed:
+        others = preset.names[1:]
+        return cls(
+            preset.name,
+            others,
+            preset.task,
+            preset.rows,
+            preset.hub,
+            preset.licence,
+            preset.summary,
+            preset.homepage,
+            preset.citation,
+        )
+
+
+def listed(task: str | None = None) -> list[Listed]:
+    """All presets by task and name, or those of one task."""
+    found = [Listed.of(preset) for preset in presets().values() if task in (None, preset.task)]
+    return sorted(found, key=lambda entry: (TASKS.index(entry.task), entry.name.casefold()))

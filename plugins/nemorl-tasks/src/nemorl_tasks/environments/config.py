@@ -16,7 +16,7 @@ from pydantic import Field, WithJsonSchema
 if TYPE_CHECKING:
     from nemorl.contracts import Environment
 
-    from nemorl_tasks.environments.puzzle_section import Games
+    from nemorl_tasks.environments.sliding_puzzle import Games
 
 # A part may be a composition itself, so that its schema cannot be spelled out in full: it would never end.
 PART_SCHEMA: dict[str, Any] = {
@@ -159,7 +159,7 @@ class FormatConfig(EnvironmentConfig):
             fix = f"name each of {', '.join(self.tags) or 'the tags'} and set credit to elements or tags"
             yield ConfigIssue("shares", f"shares of {', '.join(self.shares)} are not what is paid", fix)
         if self.pattern is not None:
-            from nemorl_rl.environments.patterns import BoundedPattern
+            from nemorl_tasks.environments.graders import BoundedPattern
 
             try:
                 BoundedPattern(self.pattern)
@@ -286,6 +286,6 @@ class SlidingPuzzleSectionConfig(ReportSectionConfig):
     summary: ClassVar[str] = "games of the sliding puzzle: the board after each move"
 
     def build(self) -> Games:
-        from nemorl_tasks.environments.puzzle_section import Games
+        from nemorl_tasks.environments.sliding_puzzle import Games
 
         return Games()

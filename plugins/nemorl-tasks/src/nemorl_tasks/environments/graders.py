@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
+import regex
 from nemorl.contracts.environment import Environment
 from nemorl.types import Prompt, Score
-from nemorl_rl.environments.patterns import BoundedPattern, PatternTimeoutError
 from nemorl_rl.rollouts.prompts import required_answer
 
 if TYPE_CHECKING:
@@ -160,3 +160,37 @@ def _has_tags(response: str, tags: tuple[str, ...]) -> bool:
         if not has_content(inside):
             return False
     return not rest
+
+
+MATCH_TIMEOUT_S = 0.2
+"""Of one match. An honest pattern takes microseconds."""
+
+
+class PatternTimeoutError(Exception):
+    """A match was given up: nobody knows whether the text has the form."""
+
+
+class BoundedPattern:
+    """A pattern in which a dot matches line ends too. Other threads run while it searches.
+
+    Raises:
+        ValueError: It is no regular expression.
+    """
+
+    def __init__(self, pattern: str, *, timeout_s: float = MATCH_TIMEOUT_S) -> None:
+        try:
+            self._pattern = regex.compile(pattern, regex.DOTALL)
+        except regex.error as error:
+            raise ValueError(str(error)) from error
+        self._timeout_s = timeout_s
+
+    def matches(self, text: str) -> bool:
+        """The whole text has the form.
+
+        Raises:
+            PatternTimeoutError: The search took longer than the pattern's time.
+        """
+        try:
+            return self._pattern.fullmatch(text, timeout=self._timeout_s, concurrent=True) is not None
+        except TimeoutError as error:
+            raise PatternTimeoutError(f"no verdict after {self._timeout_s:g} s of searching") from error

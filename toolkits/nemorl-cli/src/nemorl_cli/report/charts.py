@@ -10,8 +10,7 @@ from typing import Any
 from nemorl.metrics import MetricInfo
 
 from nemorl_cli.report.declared import Declarations
-from nemorl_cli.report.run_data import RunData, clock_time, is_number
-from nemorl_cli.report.words import number
+from nemorl_cli.report.run_data import RunData, clock_time, is_number, number
 
 MAX_POINTS = 1500
 """Points drawn per curve; longer runs are thinned evenly, the last point kept."""

@@ -30,7 +30,7 @@ def admitted(run: RunData) -> Registry:
 
 @dataclass(frozen=True)
 class Declarations:
-    """What is known of a run's metrics beside their values."""
+    """Declarations of a run's metrics: all that is known beside their values."""
 
     metrics: Mapping[str, MetricInfo] = field(default_factory=dict)
     """By full name or pattern, in the order to show them."""

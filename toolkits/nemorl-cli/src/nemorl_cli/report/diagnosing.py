@@ -8,7 +8,7 @@ from nemorl_trust.source import read_source
 
 
 def diagnose(entry: PluginEntry, plugins: Registry) -> Diagnostic | None:
-    """What stops an entry of ``plugins``; ``None`` where nothing does."""
+    """The reason why an entry of ``plugins`` cannot be used; ``None`` where it can."""
     if entry.diagnostics:
         return entry.diagnostics[0]
     if entry.kind == "templates":  # files, which nobody imports

@@ -14,12 +14,11 @@ from typing import Any
 from nemorl.base.text.yaml_text import format_yaml
 from nemorl.run import HEADLINES
 
-from nemorl_cli.report.run_data import VERSION_KEYS, RunData
-from nemorl_cli.report.words import number
+from nemorl_cli.report.run_data import VERSION_KEYS, RunData, number
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 ABOUT = re.compile(r"[\w .+-]{1,60}")
-"""What may be shown of a name in a config: no address, no path."""
+"""The part of a name in a config that may be shown: no address, no path."""
 NUMBERS = (
     "policy.optimizer.lr",
     "num_prompts_per_step",

@@ -9,8 +9,17 @@ from nemorl.metrics import THROUGHPUT_NAMES
 from nemorl_rl.alerts.alert import EVENT
 
 from nemorl_cli.report.declared import UNDECLARED, Declarations
-from nemorl_cli.report.run_data import RunData, clock_time, flatten, is_number, is_warning, local_time
-from nemorl_cli.report.words import clip, number, words
+from nemorl_cli.report.run_data import (
+    RunData,
+    clip,
+    clock_time,
+    flatten,
+    is_number,
+    is_warning,
+    local_time,
+    number,
+    words,
+)
 
 MAX_PROMPTS = 8
 MAX_EVENTS = 200
@@ -126,7 +135,7 @@ def environment_rows(run: RunData) -> list[tuple[str, str]]:
 
 
 def events(run: RunData) -> dict[str, Any]:
-    """What happened when; warnings marked."""
+    """Events by time; warnings marked."""
     rows = [
         {
             "when": local_time(event.get("time"), "%H:%M:%S"),

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from nemorl.base.files.atomic import replace_text, storing
-from nemorl.errors import NemorlError
+from nemorl.errors import NemorlError, UsageError
+from nemorl.plugins.hooks import hookimpl
+from nemorl.storage.run_directory import RunDirectory
+from nemorl_trust.lock import FILE, differences, locked_plugins, read_lock, write_lock
+from nemorl_trust.provenance import describe_environment
 
 from nemorl_cli.report import parts
 from nemorl_cli.report.declared import admitted
-from nemorl_cli.report.run_data import RunData
+from nemorl_cli.report.run_data import RunData, number
 from nemorl_cli.report.sections import transcripts_of
 from nemorl_cli.report.viewing.offline import MOST_BYTES, inlined
 from nemorl_cli.report.viewing.overview import extra, overview
 from nemorl_cli.report.viewing.page import single_file
-from nemorl_cli.report.words import number
 
 
 def _tell_nobody(text: str) -> None:
@@ -87,3 +91,37 @@ def _write(output: Path, data: dict[str, Any]) -> Path:
         output.parent.mkdir(parents=True, exist_ok=True)
     replace_text(output, page)
     return output
+
+
+# The hook that is part of every run
+
+
+class Records:
+    """The hook ``records``."""
+
+    essential = True  # a report that cannot be written, or a section that tries to exit, is an error of the run
+
+    def on_build_end(self, trainer: Any) -> None:
+        directory: RunDirectory = trainer.directory
+        replace_text(
+            directory.path / "environment.json", json.dumps(describe_environment(directory.config.registry), indent=1)
+        )
+        _record_plugins(directory)
+
+    @hookimpl(trylast=True)
+    def on_fit_end(self, trainer: Any) -> None:
+        for log in trainer.directory.logs:
+            log.flush()
+        write_report(trainer.directory.path, warn=trainer.directory.warn)
+
+
+def _record_plugins(directory: RunDirectory) -> None:
+    plugins, record = locked_plugins(directory.config), directory.path / FILE
+    try:
+        before = read_lock(record) if record.exists() else plugins
+    except UsageError as error:
+        directory.warn(f"which plugins it used before is not known: {error.message}")
+        before = plugins
+    for line in differences(before, plugins):
+        directory.warn(f"other plugins than before: {line} (--locked refuses this)")
+    write_lock(directory.path, plugins)

@@ -101,7 +101,7 @@ class TranscriptSection(ABC):
 
     @abstractmethod
     def transcript(self, record: Mapping[str, Any]) -> Sequence[Text | Table | Curves] | None:
-        """What stands above the turns of a response.
+        """Content above the turns of a response.
 
         Args:
             record: One rollout record, with ``turns``; docs/records.md has its columns.
@@ -115,7 +115,7 @@ LIMIT_S = 600.0
 """Longest time that a section may take."""
 
 SectionSource = Callable[[RunData], Section | None]
-"""What a ``ReportSectionConfig`` builds; it gives ``None`` where the run has nothing to show."""
+"""The function that a ``ReportSectionConfig`` builds; it gives ``None`` where the run has nothing to show."""
 
 
 def sections_of(run: RunData, registry: Registry, failed: Callable[[NemorlError], None]) -> Iterator[Section]:
@@ -165,7 +165,7 @@ def _is_unasked(registry: Registry, name: str) -> bool:
 
 
 def _source(registry: Registry, given: Any) -> tuple[str, SectionSource]:
-    """What one item of ``plugins.report_sections`` builds, and whose it is."""
+    """The section function of one item of ``plugins.report_sections``, and its owner."""
     (config,) = validate(PluginsConfig, {"report_sections": [given]}, "plugins", plugins=registry).report_sections
     owner = f"report section {registry.entry_of('report_sections', type(config)).id}"
     with boundary(owner), deadline(owner, LIMIT_S):

@@ -27,7 +27,7 @@ from nemorl_rl.agents.contract import (
 from nemorl_rl.agents.record import Call
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
-from nemorl_rl.serving.times import spans_of
+from nemorl_rl.serving.requests import spans_of
 
 if TYPE_CHECKING:
     from nemorl_rl.chat.conversation import Conversation

@@ -13,7 +13,7 @@ from itertools import takewhile, zip_longest
 from nemorl.base.process.timing import Span, TurnSpan
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
 
-from nemorl_rl.serving.times import TimedSample
+from nemorl_rl.serving.requests import TimedSample
 
 
 @dataclass(frozen=True, slots=True)

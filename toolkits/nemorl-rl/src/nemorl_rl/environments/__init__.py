@@ -9,7 +9,7 @@ and generation take turns is that of ``nemorl_rl.rollouts.engine``.
 from nemorl_rl.environments.composition import ChainEnvironment, Part, Stage, WeightedEnvironment
 from nemorl_rl.environments.functions import FunctionalRewardWrapper, RewardFunction
 from nemorl_rl.environments.pool import EnvironmentPool
-from nemorl_rl.environments.unscored import Unscored
+from nemorl_rl.environments.sources import Unscored
 
 __all__ = [
     "ChainEnvironment",

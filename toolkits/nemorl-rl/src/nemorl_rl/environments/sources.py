@@ -9,6 +9,7 @@ from nemorl.config.component import Component
 from nemorl.contracts.environment import Environment
 from nemorl.errors import UsageError, boundary
 from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl.types import Prompt, Score
 from pydantic_core import PydanticCustomError
 
 from nemorl_rl.environments.composition import Part, WeightedEnvironment, named_parts
@@ -53,3 +54,12 @@ def _is_part(value: Any) -> bool:
 def _is_weight(value: Any) -> bool:
     """A number, so that the mapping that holds it has names of environments with their weights."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+class Unscored(Environment):
+    """For algorithms that learn without rewards: no response is judged, and a conversation has one turn."""
+
+    name = "unscored"
+
+    def score(self, prompt: Prompt, response: str) -> Score:
+        return Score(0.0, valid=False)

@@ -26,7 +26,7 @@ from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.pool import TimedEpisode
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
-from nemorl_rl.serving.times import spans_of
+from nemorl_rl.serving.requests import spans_of
 
 AGENT_EPISODE_S = 1800.0
 """Longest episode of an agent, unless ``rollouts.episode_timeout_s`` says otherwise."""

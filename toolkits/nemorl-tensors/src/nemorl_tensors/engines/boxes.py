@@ -37,7 +37,7 @@ class Box:
         return cls((0,) * len(shape), tuple(shape))
 
     def common(self, other: Box) -> Box | None:
-        """What two boxes share; ``None`` where that is nothing."""
+        """The intersection of two boxes; ``None`` where it is empty."""
         pairs = list(zip(self.starts, self.sizes, other.starts, other.sizes, strict=True))
         starts = tuple(max(start, start_) for start, _, start_, _ in pairs)
         ends = tuple(min(start + size, start_ + size_) for start, size, start_, size_ in pairs)
@@ -129,7 +129,7 @@ def _view_box(
 
 @lru_cache(maxsize=KEPT_ANSWERS)
 def overlap(place: ViewBox, starts: Offsets, sizes: tuple[int, ...]) -> Overlap | None:
-    """What a box of the tensor has of a view; ``None`` where that is nothing.
+    """The part of a view within a box of the tensor; ``None`` where it is empty.
 
     >>> overlap(ViewBox(Box((0, 2), (4, 2)), (1, 0)), (2, 0), (2, 6))
     Overlap(in_box=(slice(0, 2, None), slice(2, 4, None)), in_view=(slice(0, 2, None), slice(2, 4, None)))

@@ -72,7 +72,7 @@ class Decoder(Protocol):
 
 
 class WithoutTurns:
-    """What a :class:`Decoder` that computes every prompt from its beginning has to say of turns."""
+    """The turns interface of a :class:`Decoder` that computes every prompt from its beginning."""
 
     def save_turns(self, rows: Mapping[int, tuple[int, ...]]) -> None:
         """Nothing is kept."""
@@ -101,7 +101,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What bounds the live rows."""
+    """Limits of the live rows."""
 
     rows: int
     cache_tokens: int

@@ -6,11 +6,9 @@ moving the last rows into the holes (few copies); rows join by re-aligning the b
 rows begin with is no column of theirs, but is kept once (``shared_prompts``).
 """
 
-# L = layers, R = rows, H = key-value heads, G = query heads per key-value head, T = columns, d = head size
-# U = distinct prompts, P = prompt tokens, W = last tokens of a row, V = vocabulary
-
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -21,6 +19,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nemorl_tensors.engines.shared_prompts import MIN_SHARED_TOKENS, SharedPrompts
 from nemorl_tensors.engines.turns import Turn, Turns
+
+# L = layers, R = rows, H = key-value heads, G = query heads per key-value head, T = columns, d = head size
+# U = distinct prompts, P = prompt tokens, W = last tokens of a row, V = vocabulary
+
 
 Prompt = tuple[int, ...]
 Prefill = Callable[[list[Prompt]], tuple[Tensor, Tensor, Tensor]]
@@ -353,3 +355,40 @@ def _prefill_batches(prompts: list[Prompt], budget_tokens: int) -> Iterator[list
         batch.append(prompt)
     if batch:
         yield batch
+
+
+class CachedRows(ABC):
+    """A ``decoding.Decoder`` but for the model's passes."""
+
+    joins = True
+
+    def __init__(self, cache: KVCache, turns: Turns) -> None:
+        self._cache, self._turns = cache, turns
+
+    @abstractmethod
+    def _prefill(self, prompts: list[Prompt]) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``kv_cache.Prefill``."""
+
+    @abstractmethod
+    def _go_on(self, ids: Tensor, recent: Recent) -> Tensor:
+        """As ``kv_cache.GoOn``."""
+
+    def admit(self, prompts: Sequence[Prompt], reserve_tokens: int) -> Tensor:
+        return self._cache.admit(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
+
+    def keep(self, order: Sequence[int]) -> None:
+        if order:
+            self._cache.keep(order)
+        else:
+            self._cache.clear()
+
+    def save_turns(self, rows: Mapping[int, Prompt]) -> None:
+        for row, tokens in rows.items():
+            self._turns.put(self._cache.turn(row, tokens))
+
+    def drop_turns(self) -> None:
+        self._turns.clear()
+
+    @property
+    def turn_bytes(self) -> int:
+        return self._turns.nbytes

@@ -40,7 +40,7 @@ ROPE_KEYS = frozenset(
 
 
 def name_or_path(policy: TrainingOptions) -> str:
-    """What transformers loads the model by: the folder, if there is one of that name."""
+    """Name or path by which transformers loads the model: the folder, if there is one of that name."""
     path = Path(policy.model_name).expanduser()
     return str(path) if path.is_dir() else policy.model_name
 

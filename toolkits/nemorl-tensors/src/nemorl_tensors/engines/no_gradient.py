@@ -32,7 +32,7 @@ FORWARD_SHARE = 1 / 3
 def split_by_gradient(
     batch: TokenBatch, loss: Loss, budget: int, computed: Callable[[TokenBatch], int]
 ) -> tuple[TokenBatch, TokenBatch]:
-    """What is trained on, and what is only measured: no sequences, where leaving out their backward pass saves nothing.
+    """Sequences that are trained on, and those only measured: none, where that saves nothing.
 
     Loss weights stay as they are. Groups of sequences stay together and in order. Something is always trained on, so
     that parameters have gradients, if only zeros: AdamW moves those that have none not at all.

@@ -1,4 +1,4 @@
-"""What a model computes on the way from tokens to logits, recorded piece by piece under names that engines share.
+"""Activations of a model on the way from tokens to logits, recorded piece by piece under names that engines share.
 
 A backend that declares the capability ``activations`` can be asked for them (:class:`ObservableTrainer`,
 :class:`ObservableSampler`); ``nemorl_rl.audit.divergence`` compares those of two. Here are the names, the recorder and
@@ -85,7 +85,7 @@ class Recorder:
         self._tokens = 1
 
     def begin_pass(self, tokens: int) -> None:
-        """What is recorded from here on is of this many new tokens."""
+        """Announce a forward pass over this many new tokens."""
         self._tokens = tokens
 
     def add(self, layer: int | None, role: str, tensor: Tensor) -> None:
@@ -232,7 +232,7 @@ class Body:
         )
 
     def taps(self, more: Callable[[Modules], Taps] = lambda _: {}) -> list[tuple[nn.Module, int | None, Tap]]:
-        """What to record: ``PROJECTIONS``, norms, and what ``more`` says of each layer."""
+        """Modules to record: ``PROJECTIONS``, norms, and those that ``more`` names in each layer."""
         found: list[tuple[nn.Module, int | None, Tap]] = []
         for index, layer in enumerate(self.layers):
             modules = dict(layer.named_modules())

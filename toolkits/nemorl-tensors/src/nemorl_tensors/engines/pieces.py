@@ -71,7 +71,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankPieces:
-    """What one rank has published: plain data."""
+    """Pieces that one rank has published, as plain data."""
 
     payload: Any
     """Of the transport, which carries each piece under the text of its :class:`Place`"""
@@ -196,7 +196,7 @@ class _View:
         return (sizes, found) if is_all else None
 
     def view(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _View | list[_View]:
-        """What an operation that makes views makes of this one."""
+        """The result of an operation that makes views, on this tensor."""
         key = func, str(args), str(kwargs)
         if key not in self._views:
             made = func(self.meta, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""What the sequences of a batch have in common: their prefix forest, found by comparing token ids.
+"""The prefix forest of a batch: beginnings that its sequences share, found by comparing token ids.
 
 # B = sequences, U = units: sequences that stay together (one, or a preference pair)
 

@@ -26,7 +26,7 @@ from nemorl_tensors.engines.layouts import Layout
 from nemorl_tensors.engines.pieces import Piece, PieceSender, RankPieces
 from nemorl_tensors.engines.residency import OptimizerMemory, Residency
 from nemorl_tensors.engines.rows import default_microbatch_tokens
-from nemorl_tensors.engines.schedules import require_end
+from nemorl_tensors.engines.steps import require_end
 from nemorl_tensors.filtering import TokenFilter
 
 if TYPE_CHECKING:

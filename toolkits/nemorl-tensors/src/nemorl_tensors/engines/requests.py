@@ -156,7 +156,7 @@ class RequestLoop:
 
 
 class _State:
-    """What the thread works on. It does not refer to the ``RequestLoop``, which can so be collected and end it."""
+    """State of the request thread. It does not refer to the ``RequestLoop``, which can so be collected and end it."""
 
     engine: RequestEngine
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class OptimizerMemory(Protocol):
-    """What an optimizer keeps."""
+    """Tensors that an optimizer keeps."""
 
     def gradients(self) -> Iterable[Tensor]:
         """Those that there are now. A step begins by clearing them."""

@@ -14,7 +14,7 @@ from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingPa
 Decode = Callable[[Sequence[int]], str]
 
 UNFINISHED_CHARACTER = "�"
-"""What byte-level tokenizers decode part of a multi-byte character to."""
+"""Text that byte-level tokenizers decode part of a multi-byte character to."""
 
 MAX_PENDING_TOKENS = 16
 """After this many tokens without a whole character, the text is taken as it is."""
@@ -188,7 +188,7 @@ class Response:
 
 @dataclass(frozen=True)
 class ResponseLimits:
-    """What a model can be asked for."""
+    """Limits on the tokens of a request to a model."""
 
     vocabulary: int
     """Token ids are below this."""
@@ -199,7 +199,7 @@ class ResponseLimits:
     decode: Decode
     """Tokens to text, for stop strings."""
     bound: str = "policy.max_sequence_tokens"
-    """What sets ``max_sequence_tokens``, for messages."""
+    """The setting behind ``max_sequence_tokens``, for messages."""
 
     def new_tokens(self, request: GenerationRequest) -> int:
         """Most tokens that a response may have."""

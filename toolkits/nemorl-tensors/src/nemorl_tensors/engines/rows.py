@@ -35,7 +35,7 @@ CUDA_MICROBATCH_TOKENS = 16384
 """Padded tokens per forward/backward by default. CPU: the activations of one layer should stay in cache (README)."""
 
 MICROBATCH_COST_TOKENS = 700
-"""What a microbatch costs besides its tokens, in tokens (measured on a model of 0.8 M parameters)."""
+"""Fixed cost of a microbatch, in tokens (measured on a model of 0.8 M parameters)."""
 
 
 @dataclass(frozen=True)

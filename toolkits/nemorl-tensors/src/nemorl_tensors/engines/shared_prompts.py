@@ -110,7 +110,7 @@ class SharedPrompts:
         return torch.lerp(own.float(), shared.float(), weight).to(q.dtype)
 
     def _derive(self) -> None:
-        """What attention needs of who shares what."""
+        """Derive the index tensors that attention needs."""
         rows_of: list[list[int]] = [[] for _ in self._lengths]
         for row, index in enumerate(self._of_row):
             if index != NONE:

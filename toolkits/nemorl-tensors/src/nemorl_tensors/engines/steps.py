@@ -1,16 +1,17 @@
-"""What every training backend does around an optimizer step: check what the loss reads, say what happened.
+"""Parts of an optimizer step that all training backends share: checks of a loss's fields, metrics, the learning rate.
 
 # N = tokens of all sequences concatenated
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.errors import UsageError, boundary
+from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Last, Mean, Metric, Metrics, Sum, merge
 from torch import Tensor
 
@@ -18,7 +19,9 @@ from nemorl_tensors.batch import TokenBatch
 from nemorl_tensors.functional import segment_sum
 
 if TYPE_CHECKING:
+    from nemorl.config.models import ScheduleConfig
     from nemorl.contracts import Loss
+
 
 PLACE = "place"
 """Field of :func:`with_places`."""
@@ -26,7 +29,7 @@ PLACE = "place"
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step did."""
+    """Result of one optimizer step."""
 
     grad_norm: float
     """Global L2 norm before clipping"""
@@ -84,12 +87,12 @@ def evaluate_loss(loss: Loss, outputs: Tensor, batch: TokenBatch) -> tuple[Tenso
 
 
 def loss_owner(loss: Loss) -> str:
-    """What errors call a loss: its class and where that is defined."""
+    """Name of a loss in errors: its class and where that is defined."""
     return f"loss {type(loss).__name__} ({type(loss).__module__})"
 
 
 def step_metrics(batch: TokenBatch, parts: Sequence[Metrics], losses: Sequence[Tensor], result: StepResult) -> Metrics:
-    """What ``train_step`` returns.
+    """Metrics of a step, as ``train_step`` returns them.
 
     Args:
         batch: This rank's shard of the minibatch.
@@ -123,3 +126,36 @@ def with_places(batch: TokenBatch) -> TokenBatch:
     """
     place = torch.arange(batch.num_tokens, device=batch.token_ids.device)
     return replace(batch, token_fields={PLACE: place}, sequence_fields={}, sequences_per_group=1)
+
+
+# The learning rate over optimizer steps
+
+
+def require_end(schedule: ScheduleConfig) -> None:
+    """Refuse a decay whose length nobody knows.
+
+    Raises:
+        BackendError: ``decay_steps`` is unset.
+    """
+    if schedule.kind != "constant" and schedule.decay_steps is None:
+        raise BackendError(
+            f"the {schedule.kind} schedule does not know the number of optimizer steps",
+            fix="set policy.schedule.decay_steps; a trainer that plans its steps fills it in",
+        )
+
+
+def schedule_factor(schedule: ScheduleConfig, step: int) -> float:
+    """Fraction of the peak rate at optimizer step ``step`` (1 is the first), as transformers' schedules have it.
+
+    They count completed steps: the first step of a warm-up has rate 0, the first after it the peak, and a decay would
+    reach its floor in the step after the last.
+    """
+    done = step - 1
+    if done < schedule.warmup_steps:
+        return done / schedule.warmup_steps
+    if schedule.kind == "constant" or schedule.decay_steps is None:
+        return 1.0
+    span = max(1, schedule.decay_steps - schedule.warmup_steps)
+    progress = min(1.0, (done - schedule.warmup_steps) / span)
+    shape = 1.0 - progress if schedule.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    return schedule.min_lr_frac + (1.0 - schedule.min_lr_frac) * shape

@@ -1,4 +1,4 @@
-"""What people type, as a kind of plugin and as the names of a package."""
+"""Typed words as a kind of plugin, and as the names of a package."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CLASS = re.compile(r"\b[A-Z]\w*")
 
 
 def kinds() -> list[str]:
-    """What ``nemorl plugins new`` can write, in the singular."""
+    """Kinds that ``nemorl plugins new`` can write, in the singular."""
     return sorted(path.name for path in PACKAGES.iterdir() if path.name != COMMON and path.is_dir())
 
 
@@ -90,7 +90,7 @@ class Names:
 
     @property
     def entry(self) -> str:
-        """What configs call it: ``raft_2``. A command is typed, hence ``raft-2``."""
+        """Its name in configs: ``raft_2``. A command is typed, hence ``raft-2``."""
         return "-".join(self.words) if self.kind == "command" else self.identifier
 
     @property

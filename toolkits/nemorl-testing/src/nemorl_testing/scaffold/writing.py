@@ -23,7 +23,7 @@ AUTHOR = re.compile(r"(?P<name>[^<>]*?)\s*(<(?P<email>[^<>\s]+@[^<>\s]+)>)?")
 
 @dataclass(frozen=True)
 class Written:
-    """What came of it."""
+    """Result of writing a package."""
 
     names: Names
     folder: Path
@@ -33,7 +33,7 @@ class Written:
 
     @property
     def next_commands(self) -> tuple[str, str, str]:
-        """What to type now."""
+        """Commands to type next."""
         return (
             f'pip install -e "{self.folder}[dev]"',
             f"nemorl plugins check {self.names.distribution}:{self.names.entry}",

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 GENESIS = "0" * 64
-"""What the first entry names in the place of an earlier one."""
+"""Hash that the first entry names in the place of an earlier one."""
 KEY_BYTES = 32
 _KEY_WORD = "nemorl-audit-key"
 
@@ -120,7 +120,7 @@ def seal_of(digest: str, key: bytes) -> str:
 
 
 def debris_of(text: bytes) -> dict[str, Any]:
-    """What an entry says of the bytes before it that are no entry."""
+    """Record of an entry about the bytes before it that are no entry."""
     return {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
 
 

@@ -38,7 +38,7 @@ BLOCK = 65_536
 
 @dataclass(frozen=True)
 class State:
-    """What a log's writer wrote last."""
+    """State of a log as its writer wrote it last."""
 
     count: int
     hash: str

@@ -29,7 +29,7 @@ class Problem:
 
 @dataclass
 class Verdict:
-    """What was found of a log."""
+    """Findings about a log."""
 
     path: Path
     entries: int = 0

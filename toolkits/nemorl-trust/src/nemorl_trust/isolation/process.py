@@ -22,7 +22,7 @@ from typing import IO, Any
 from nemorl import __version__
 from nemorl.errors import PluginError
 
-from nemorl_trust.isolation.confining import FOLDER
+from nemorl_trust.isolation import CONFINEMENT
 from nemorl_trust.isolation.venvs import PluginVenv
 from nemorl_trust.isolation.wire import CALL, RESULT, WireError, error_of, packed, receive, result_of, send
 
@@ -139,7 +139,7 @@ class IsolatedProcess:
         except (EOFError, OSError):
             what = f"ended at once (exit {child.end(kill=False)})"
         child.end()
-        raise PluginError(f"{self._who} {what}{child.last_words()}", fix=self._fix)
+        raise PluginError(f"{self._who} {what}{child.log_tail()}", fix=self._fix)
 
     def _listen(self, child: _Child) -> None:
         broken = ""
@@ -154,7 +154,7 @@ class IsolatedProcess:
         with self._lock:
             self._child = None
             lost, self._waiting = self._waiting, {}
-        said = f"{self._who}{broken} died (exit {status}){child.last_words()}"
+        said = f"{self._who}{broken} died (exit {status}){child.log_tail()}"
         for _, answer in lost.values():
             _set(answer, PluginError(said, fix=self._fix))
 
@@ -178,7 +178,7 @@ class _Child:
     def __init__(self, venv: PluginVenv) -> None:
         self.connection, theirs = socket.socketpair()
         program = [str(venv.python), "-I", "-m", "nemorl_trust.isolation.server", str(theirs.fileno())]
-        command = [sys.executable, "-I", "-S", "-B", str(FOLDER / "apart.py"), *program]
+        command = [sys.executable, "-I", "-S", "-B", str(CONFINEMENT / "apart.py"), *program]
         try:
             with theirs:
                 self.process = subprocess.Popen(
@@ -209,7 +209,7 @@ class _Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         self._reader.join(1.0)  # a process that it started may hold the pipe open
         lines = self._tail.decode(errors="replace").splitlines()[-LOG_LINES:]
         return "; its last output:\n" + "\n".join(f"    | {line}" for line in lines) if lines else ""

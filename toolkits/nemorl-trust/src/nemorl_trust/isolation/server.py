@@ -57,7 +57,7 @@ class Server:
         threading.Thread(target=self._turn, name="isolated-plugin-loop", daemon=True).start()
 
     def describe(self, value: str) -> dict[str, Any]:
-        """What the stand-in of a config class must know."""
+        """Description of a config class for its stand-in."""
         plugin = _config_class(value)
         return {
             "doc": plugin.__doc__ or "",
@@ -74,7 +74,7 @@ class Server:
         }
 
     def check(self, value: str, options: Mapping[str, Any]) -> list[tuple[str, str, str | None]]:
-        """What is wrong with these options: (path, message, fix) each."""
+        """Problems of these options: (path, message, fix) each."""
         try:
             validate(_config_class(value), options)
         except ConfigError as error:

@@ -48,7 +48,7 @@ class _StandIn(Config):
 
     @property
     def _options(self) -> dict[str, Any]:
-        """What was set, as the real class is given it."""
+        """Options that were set, as the real class is given them."""
         return {name: getattr(self, name) for name in type(self).model_fields if name in self.model_fields_set}
 
     def problems(self) -> Iterator[ConfigIssue]:

@@ -57,7 +57,7 @@ class Option(_Reply):
 
 
 class ClassData(_Reply):
-    """What a config class says about itself."""
+    """Class data of a config class."""
 
     summary: str = ""
     install_hint: str = ""
@@ -67,7 +67,7 @@ class ClassData(_Reply):
 
 
 class Description(_Reply):
-    """What the stand-in of a config class must know."""
+    """Description of a config class for its stand-in."""
 
     doc: str
     missing_modules: list[str]
@@ -93,7 +93,7 @@ REPLIES: Mapping[str, Any] = {
     "close": None,
     "forget": None,
 }
-"""What each verb answers with; the first is the greeting, a version."""
+"""Type of each verb's answer; the first is the greeting, a version."""
 
 
 @cache
@@ -102,7 +102,7 @@ def _schema(verb: str) -> TypeAdapter[Any]:
 
 
 def result_of(verb: str, body: bytes) -> Any:
-    """What a reply says.
+    """Contents of a reply.
 
     Raises:
         WireError: it is not what the verb answers with.

@@ -16,7 +16,7 @@ from nemorl_rl.chat.text import TextCoder
 from nemorl_agents.gateway.body import kind, list_at, object_at, text_at
 from nemorl_agents.gateway.calls import Answer
 from nemorl_agents.gateway.episodes import OpenEpisode
-from nemorl_agents.gateway.errors import RequestError, bad_field, unsupported
+from nemorl_agents.gateway.errors import RequestError, TooLongError, bad_field, unsupported
 from nemorl_agents.gateway.fields import Field
 
 T = TypeVar("T")
@@ -186,3 +186,44 @@ def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
 def fingerprint(completion: Completion) -> str:
     """Which weights answered, where APIs name the state of the system."""
     return f"weights-{completion.weight_version}"
+
+
+# Errors as OpenAI words them
+
+
+TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
+
+
+class OpenAIErrors:
+    """Of chat completions, completions and, with other events, responses."""
+
+    def __init__(self, *, names_events: bool = False) -> None:
+        """
+        Args:
+            names_events: Events have a name, and an error is one of its own.
+        """
+        self._names_events = names_events
+
+    def body(self, error: RequestError, request_id: str) -> Mapping[str, Any]:
+        facts = {
+            "message": self._message(error),
+            "type": TYPES.get(error.status, "invalid_request_error"),
+            "param": error.param,
+            "code": error.code,
+        }
+        return {"error": facts}
+
+    def event(self, error: RequestError, request_id: str) -> bytes:
+        if not self._names_events:
+            return event(self.body(error, request_id))
+        told = {"type": "error", "code": error.code, "message": self._message(error), "param": error.param}
+        return event({**told, "sequence_number": 0}, "error")
+
+    @staticmethod
+    def _message(error: RequestError) -> str:
+        if isinstance(error, TooLongError):
+            return (
+                f"This model's maximum context length is {error.limit} tokens. However, your messages resulted in "
+                f"{error.prompt_tokens} tokens. Please reduce the length of the messages."
+            )
+        return error.text

@@ -11,6 +11,7 @@ from nemorl_rl.chat.text import TextCoder
 
 from nemorl_agents.gateway.apis.base import (
     ErrorWords,
+    OpenAIErrors,
     Question,
     Said,
     all_of,
@@ -22,7 +23,6 @@ from nemorl_agents.gateway.apis.base import (
     pieces,
     plain_text,
 )
-from nemorl_agents.gateway.apis.openai_errors import OpenAIErrors
 from nemorl_agents.gateway.apis.tools import (
     only_functions,
     tool_choice_of,

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 from nemorl.types import Completion
 from nemorl_rl.chat.text import TextCoder
 
-from nemorl_agents.gateway.apis.base import ErrorWords, all_of, cut_at, event, fingerprint, new_id, pieces
+from nemorl_agents.gateway.apis.base import ErrorWords, OpenAIErrors, all_of, cut_at, event, fingerprint, new_id, pieces
 from nemorl_agents.gateway.apis.chat import usage_of, wants_usage
-from nemorl_agents.gateway.apis.openai_errors import OpenAIErrors
 from nemorl_agents.gateway.body import call_options, list_at, samples, text_at, whole_at
 from nemorl_agents.gateway.calls import Answer
 from nemorl_agents.gateway.episodes import OpenEpisode

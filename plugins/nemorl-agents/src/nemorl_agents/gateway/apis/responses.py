@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from nemorl_rl.agents.contract import ChatMessage
 
-from nemorl_agents.gateway.apis.base import ErrorWords, Question, Said, ask, new_id
-from nemorl_agents.gateway.apis.openai_errors import OpenAIErrors
+from nemorl_agents.gateway.apis.base import ErrorWords, OpenAIErrors, Question, Said, ask, new_id
 from nemorl_agents.gateway.apis.response_events import events_of
 from nemorl_agents.gateway.apis.response_items import history_of, items_of
 from nemorl_agents.gateway.apis.tools import (

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 
-sys.path.append(sys.argv[2])  # the parts that other sandboxes have as well: nemorl_trust.isolation.confining
+sys.path.append(sys.argv[2])  # the parts that other sandboxes have as well: nemorl_trust.isolation
 
 import keeper
 import wire

@@ -84,7 +84,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class Causes:
-    """What could explain that two variants differ."""
+    """Possible causes of a difference between two variants."""
 
     parting: Parting | None
     """``None``: no two runs of one seed, or they agree in all that they have in common."""

@@ -120,14 +120,14 @@ def surrounding_differences(first: Variant, second: Variant) -> Iterator[Differe
 
 
 def input_differences(first: Variant, second: Variant) -> Iterator[Difference]:
-    """What the first runs of both were given beside their configs, as far as both recorded it: rows, code by name."""
+    """Differences of the first runs' inputs beside their configs, as far as both recorded them: rows, code by name."""
     one, other = (_given(variant) for variant in (first, second))
     pairs = {name: (one[name], other[name]) for name in one if name in other}
     yield from (Difference(name, *pair) for name, pair in pairs.items() if None not in pair and pair[0] != pair[1])
 
 
 def unknown_inputs(first: Variant, second: Variant) -> list[str]:
-    """What both were given, and of which a record lacks whether it is the same."""
+    """Inputs of both of which a record lacks whether they are the same."""
     one, other = (_given(variant) for variant in (first, second))
     return [name for name in {**one, **other} if None in (one.get(name), other.get(name))]
 

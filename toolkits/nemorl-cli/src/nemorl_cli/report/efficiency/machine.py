@@ -56,7 +56,7 @@ class Machine:
         self._gpus = self._found_gpus()
 
     def read(self) -> Reading:
-        """What there is to see now."""
+        """The current readings."""
         import psutil
 
         memory = psutil.virtual_memory()

@@ -39,7 +39,7 @@ class Devices:
 
 
 def rates(record: Mapping[str, float], devices: Devices, groups: Sequence[Sequence[int]]) -> dict[str, float]:
-    """What the seconds and tokens of a step say about its speed.
+    """Speed of a step, from its seconds and tokens.
 
     Args:
         record: A step's metrics by full name.

@@ -12,8 +12,8 @@ from nemorl.types import Sample
 from nemorl_cli.report.records.reading import FOLDER
 from nemorl_cli.report.records.schema import WRITING
 from nemorl_cli.report.records.table import Group, Rollout, table_of
+from nemorl_cli.report.records.tokens import Vocabulary
 from nemorl_cli.report.records.turns import Decode
-from nemorl_cli.report.records.vocabulary import Vocabulary
 
 SPLIT = "evaluation"
 GROUPS_PER_FILE = 64

@@ -17,7 +17,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Choice:
-    """What of a run's records is wanted."""
+    """Selection of a run's records."""
 
     split: str | None = None
     step: int | None = None
@@ -28,7 +28,7 @@ class Choice:
     """Groups alone in which no response is right."""
     truncated: bool = False
     filtered: bool = False
-    """What trains nothing."""
+    """Samples alone that train nothing."""
     search: str | None = None
     """In prompt, response or answer, in any case of letters."""
     limit: int | None = None

@@ -33,7 +33,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What is recorded of a step, in one file."""
+    """Records of a step, in one file."""
 
     run: str
     split: str

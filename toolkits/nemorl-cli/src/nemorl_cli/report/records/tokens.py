@@ -7,18 +7,24 @@ Everything is done for all tokens of a file at once: a loop over token sequences
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from nemorl.base.files.jsonl import JsonlWriter, read_jsonl
 from nemorl.types import Sample
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 Array = np.ndarray[Any, np.dtype[Any]]
 FIELDS = ("old_logprobs", "policy_logprobs", "reference_logprobs", "advantages", "loss_weights")
-"""What a batch may have of each token beside what its sample has."""
+"""Per-token fields that a batch may have and samples do not."""
 
 
 @dataclass(frozen=True)
@@ -188,3 +194,44 @@ def _starts(lengths: Iterable[int]) -> Array:
 def _numpy(tensor: Any) -> Array:
     found: Array = tensor.detach().cpu().numpy()
     return found
+
+
+# The text of each token that occurs in records, so that no reader needs a tokenizer
+
+
+FILE = "_tokens.jsonl"
+"""Readers of a folder of Parquet files leave names with an underscore alone."""
+
+
+class Vocabulary:
+    """Adds tokens to the file when they occur for the first time."""
+
+    def __init__(self, folder: Path, decode: Callable[[Sequence[int]], str]) -> None:
+        """
+        Args:
+            folder: Of the records.
+            decode: Token ids to text.
+        """
+        self._path, self._decode = folder / FILE, decode
+        self._known: set[int] | None = None
+
+    def add(self, table: pa.Table) -> None:
+        """Those of a table of records."""
+        if self._known is None:
+            self._known = set(token_texts(self._path.parent))
+        tokens = (
+            table["sequences"].combine_chunks().flatten().field("token_ids").flatten().to_numpy(zero_copy_only=False)
+        )
+        new = sorted(set(np.unique(tokens).tolist()) - self._known)
+        if not new:
+            return
+        with JsonlWriter(self._path) as file:
+            for token in new:
+                file.write({"id": token, "text": self._decode([token])})
+        self._known.update(new)
+
+
+def token_texts(folder: Path) -> dict[int, str]:
+    """Token id -> its text, of all that occur in a folder of records."""
+    lines = read_jsonl(folder / FILE)
+    return {line["id"]: str(line["text"]) for line in lines if isinstance(line.get("id"), int) and "text" in line}

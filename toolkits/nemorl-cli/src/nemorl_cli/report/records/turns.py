@@ -110,7 +110,7 @@ def turns_column(
 
 
 def _rewards(sample: Sample) -> dict[tuple[int, int], float]:
-    """What turns earned, by their sequence and one beyond their last token."""
+    """Rewards of turns, by their sequence and one beyond their last token."""
     earned = [sample.turn_rewards, *(branch.turn_rewards for branch in sample.branches)]
     return {(number, end + 1): reward for number, part in enumerate(earned) for end, reward in part}
 

@@ -24,8 +24,7 @@ from nemorl_cli.report.records.reading import FOLDER
 from nemorl_cli.report.records.schema import WRITING
 from nemorl_cli.report.records.selecting import Amounts, Selection
 from nemorl_cli.report.records.table import Group, Rollout, groups_of, table_of
-from nemorl_cli.report.records.tokens import of_minibatches, selected
-from nemorl_cli.report.records.vocabulary import Vocabulary
+from nemorl_cli.report.records.tokens import Vocabulary, of_minibatches, selected
 
 WAITING = 2
 """Steps that may wait to be written."""

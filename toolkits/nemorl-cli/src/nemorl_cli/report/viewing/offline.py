@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from nemorl_cli.report.records.reading import FOLDER, RecordFile, read_table, record_files
-from nemorl_cli.report.records.vocabulary import token_texts
+from nemorl_cli.report.records.tokens import token_texts
 from nemorl_cli.report.run_data import RunData
 from nemorl_cli.report.sections import TranscriptSection
 from nemorl_cli.report.viewing.details import Detail, details_of
 from nemorl_cli.report.viewing.facts import summary_of
-from nemorl_cli.report.viewing.few import spread
-from nemorl_cli.report.viewing.overview import shown_by
+from nemorl_cli.report.viewing.overview import shown_by, spread
 
 MOST_BYTES = 4 * 2**20
 """Of records in one page, roughly."""

@@ -1,12 +1,12 @@
-"""What a page says of a run as a whole, as plain data. Text stays as the run wrote it: the page shows it as text."""
+"""The overview of a run on its page, as plain data. Text stays as the run wrote it: the page shows it as text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nemorl.errors import NemorlError, boundary
 
@@ -14,12 +14,10 @@ from nemorl_cli.report import charts, parts
 from nemorl_cli.report.declared import Declarations, admitted
 from nemorl_cli.report.efficiency.totals import summed_up
 from nemorl_cli.report.records.reading import FOLDER, read_records, record_files, steps_of
-from nemorl_cli.report.run_data import RunData
+from nemorl_cli.report.run_data import RunData, cell
 from nemorl_cli.report.sections import Curves, Section, Table, Text, TranscriptSection, sections_of
 from nemorl_cli.report.viewing.alerts import alerts_of, mark
-from nemorl_cli.report.viewing.few import spread
 from nemorl_cli.report.viewing.settings import settings_of
-from nemorl_cli.report.words import cell
 
 JSON: dict[str, Any] = {"allow_nan": False, "separators": (",", ":")}
 """How a page's data is written."""
@@ -54,7 +52,7 @@ def overview(run: RunData) -> Data:
 
 
 def extra(run: RunData, run_dir: Path, failed: Callable[[NemorlError], None]) -> Data:
-    """What takes longer: the same prompts early and late, and the sections of plugins.
+    """The slower parts of a page: the same prompts early and late, and the sections of plugins.
 
     Args:
         run: To show.
@@ -137,3 +135,26 @@ def _cards(found: charts.Cards, alerts: Sequence[Data]) -> Data:
         "constants": found.constants,
         "left_out": found.left_out,
     }
+
+
+Item = TypeVar("Item")
+
+
+def spread(items: Sequence[Item]) -> Iterator[Item]:
+    """The first, the last, the middle, the middles of the halves, and so on.
+
+    Example:
+        >>> list(spread([1, 2, 3, 4, 5]))
+        [1, 5, 3, 2, 4]
+    """
+    if items:
+        yield items[0]
+    if len(items) > 1:
+        yield items[-1]
+    ranges = [(0, len(items) - 1)]
+    while ranges:
+        low, high = ranges.pop(0)
+        if high - low > 1:
+            middle = (low + high) // 2
+            yield items[middle]
+            ranges += [(low, middle), (middle, high)]

@@ -195,3 +195,19 @@ def _silent(backend: PluginConfig, asked: type) -> UsageError:
         f"the backend of {name} does not say what it takes of a device: the class is no {asked.__name__}",
         fix=f"plan with another backend, or let the class inherit {asked.__module__}.{asked.__name__}",
     )
+
+
+@dataclass(frozen=True)
+class PerToken:
+    """Bytes per token of one rank's part of a row."""
+
+    layer: float
+    """Of one layer, all kept"""
+    entry: float
+    """Of one layer whose activations are computed again: its input"""
+    outside: float
+    """After the last layer: its norm, and the states that predict scored tokens"""
+    passing: float
+    """Gradients within a layer, at the fullest moment of its backward pass"""
+    ending: float
+    """The same at its end, in the first norm"""

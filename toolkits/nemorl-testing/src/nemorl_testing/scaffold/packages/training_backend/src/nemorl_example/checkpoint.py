@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from nemorl.errors import CheckpointError
-from nemorl_tensors.engines.random_state import random_state, restore_random_state
+from nemorl_tensors.engines.checkpoint_files import random_state, restore_random_state
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 

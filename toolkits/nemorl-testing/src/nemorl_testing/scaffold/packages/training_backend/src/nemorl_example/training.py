@@ -20,8 +20,7 @@ from nemorl.metrics import Metrics
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.model_config import name_or_path, read_model_config
 from nemorl_tensors.engines.model_folder import save_tokenizer
-from nemorl_tensors.engines.schedules import schedule_factor
-from nemorl_tensors.engines.steps import StepResult, evaluate_loss, require_fields, step_metrics
+from nemorl_tensors.engines.steps import StepResult, evaluate_loss, require_fields, schedule_factor, step_metrics
 from torch import Tensor
 
 from nemorl_example import checkpoint
