@@ -128,6 +128,7 @@ class World:
         environment: Any = None,
         max_batches: int = 10,
         deadline_s: float = PATIENCE_S,
+        on_stale: str = "drop",
     ) -> None:
         self.doors = Doors()
         self.speaker = Speaker(tokenizer)
@@ -137,7 +138,8 @@ class World:
         self.engine = Engine(GenerationPolicy(workers), pool, tokenizer, max_sequence_tokens=64)
         self.engine.delivered = self.doors
         self.prompts, self.version = prompts, 0
-        self.limits = {"max_staleness": staleness, "max_batches": max_batches, "deadline_s": deadline_s}
+        self.limits: dict[str, Any] = {"max_staleness": staleness, "max_batches": max_batches, "deadline_s": deadline_s}
+        self.limits["on_stale"] = on_stale
         self.buffer = self.new_buffer()
 
     def new_buffer(self) -> AsyncRolloutBuffer:

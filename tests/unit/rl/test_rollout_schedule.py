@@ -219,3 +219,64 @@ def test_no_row_is_trained_on_twice_lost_or_too_old_in_any_order_of_events(seed:
         assert len(trained) + stale + unwanted + outstanding == drawn
     assert len(set(trained)) == len(trained)
     assert trained
+
+
+# Groups that come too late
+
+
+def straggling(on_stale: str) -> tuple[RolloutSchedule, Batch]:
+    """0 1 | 2 3 | 4 5, of which 1 is so slow that two updates pass; and its batch."""
+    schedule = RolloutSchedule(max_staleness=1, on_stale=on_stale)  # type: ignore[arg-type]
+    first, second = draw(schedule), draw(schedule)
+    for batch in (first, second):
+        schedule.end_generation(batch, 0.0)
+    deliver(schedule, first, 0)
+    deliver(schedule, second, 0)
+    assert taken(schedule) == ["0", "2"]
+    schedule.publish(1)
+    third = draw(schedule)
+    deliver(schedule, second, 1)
+    deliver(schedule, third, 0)
+    assert taken(schedule) == ["3", "4"]
+    schedule.publish(2)
+    return schedule, first
+
+
+def test_a_prompt_that_came_too_late_is_made_again_and_comes_first() -> None:
+    schedule, first = straggling("requeue")
+    (again,) = schedule.again
+    assert [row["prompt"] for row in again.rows] == ["1"]
+    schedule.start(again, 0.0)
+    assert (again.version, again.attempt) == (2, 1)
+    deliver(schedule, first, 1)  # what the slow environment says after all is of weights 0
+    assert [why for _, why in told(schedule)] == ["stale"]
+    deliver(schedule, again, 0)
+    deliver(schedule, schedule.batches[-1], 1)
+    assert schedule.state_dict({})["settled"] == [[0], [0, 1], [0]]  # 1 is drawn again after a restart
+    assert taken(schedule) == ["1", "5"]
+    metrics = values(schedule.metrics())
+    assert (metrics["requeued_stale_groups"], metrics["dropped_stale_groups"]) == (1, 0)
+    assert (schedule.again, schedule.batches) == ([], [])
+
+
+def test_a_prompt_that_is_always_too_late_is_given_up_in_the_end() -> None:
+    schedule, _ = straggling("requeue")
+    for attempt in range(1, 4):
+        (again,) = schedule.again
+        assert again.attempt == attempt
+        schedule.start(again, 0.0)
+        schedule.end_generation(again, 0.0)
+        for _ in range(2):
+            schedule.publish(schedule.version + 1)
+    assert schedule.again == []
+    assert values(schedule.metrics())["dropped_stale_groups"] == 1
+    assert [batch.number for batch in schedule.batches] == [3], "5 is still being generated"
+
+
+def test_a_group_may_be_trained_on_at_any_age() -> None:
+    schedule, first = straggling("train")
+    deliver(schedule, first, 1)
+    deliver(schedule, schedule.batches[-1], 1)
+    assert taken(schedule) == ["1", "5"]
+    metrics = values(schedule.metrics())
+    assert (metrics["max_trajectory_age"], metrics["dropped_stale_groups"]) == (2, 0)

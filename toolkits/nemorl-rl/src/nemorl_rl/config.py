@@ -77,7 +77,11 @@ class RolloutConfig(Config):
     """``sync``: sample, then train. ``async``: sample the next batches while training on earlier ones."""
     max_staleness: int = Field(1, ge=0, le=10_000)
     """``async``: updates that may lie between the weights that sampled a token and those that learn from it. 0 is
-    exactly ``sync``. What is older is dropped and counted in ``dropped_stale_groups``."""
+    exactly ``sync``. ``on_stale`` says what becomes of older groups."""
+    on_stale: Annotated[Literal["drop", "requeue", "train"], RESUMABLE] = "drop"
+    """``async``: groups that are older, as a rule those of slow environments. ``drop``: given up, which is a bias
+    against tasks that take long. ``requeue``: their prompts are sampled again, before others, up to three times.
+    ``train``: learnt from at any age; use an importance correction."""
     max_batches_per_step: Annotated[int, RESUMABLE] = Field(10, ge=1, le=1_000_000)
     """Where an algorithm rejects groups (dynamic sampling): batches sampled for one step before the run gives up."""
     adapters: Annotated[Literal["auto", "merged", "separate"], RESUMABLE] = "auto"

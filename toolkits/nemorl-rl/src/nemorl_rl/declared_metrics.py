@@ -118,6 +118,12 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "groups of this step's wait that came too late",
         "many in every step: raise `rollouts.max_staleness`, or sample less",
     ),
+    "train/requeued_stale_groups": MetricInfo(
+        "Groups made again",
+        "groups",
+        "`rollouts.on_stale: requeue`: groups of this step's wait that came too late; their prompts are sampled again",
+        "many in every step: raise `rollouts.max_staleness`",
+    ),
     "train/dropped_unwanted_groups": MetricInfo(
         "Groups dropped as equal",
         "groups",

@@ -297,6 +297,7 @@ class RolloutTrainer(BaseTrainer[R]):
             self.rollout_plan,
             max_staleness=settings.max_staleness if settings.mode == "async" else 0,
             max_batches=settings.max_batches_per_step,
+            on_stale=settings.on_stale,
             deadline_s=self.config.cluster.worker_timeout_s + settings.environment_timeout_s,
             seed_of=self._rollout_seed,
             on_dropped=self.recorder.rejected,

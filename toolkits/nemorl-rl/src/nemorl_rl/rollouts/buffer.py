@@ -24,7 +24,8 @@ from nemorl.types import Row, Sample, Samples
 
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_rl.rollouts.prompts import to_prompts
-from nemorl_rl.rollouts.schedule import Batch, Move, RolloutSchedule
+from nemorl_rl.rollouts.schedule import Batch, Move, OnStale, RolloutSchedule
+from nemorl_rl.rollouts.seeding import derive_seed
 
 
 class AsyncRolloutBuffer:
@@ -38,6 +39,7 @@ class AsyncRolloutBuffer:
         *,
         max_staleness: int,
         max_batches: int,
+        on_stale: OnStale = "drop",
         deadline_s: float,
         seed_of: Callable[[int], int],
         on_dropped: Callable[[list[Sample], str], None] = lambda _group, _why: None,
@@ -48,6 +50,7 @@ class AsyncRolloutBuffer:
             engine: Samples and scores them. Its timer must not be the trainer's.
             plan: How a prompt becomes a group, and which groups are wanted.
             max_staleness: Weight versions a group may be old when it is trained on.
+            on_stale: What becomes of older ones.
             max_batches: With a filter: batches sampled for one step before that is an error.
             deadline_s: Longest wait of the trainer since it began a batch.
             seed_of: Batch number (1 is the first) -> the seed of its samples.
@@ -58,7 +61,7 @@ class AsyncRolloutBuffer:
         self._changed = threading.Condition()
         """Held by whoever reads or changes what follows."""
         limit = max_batches if plan.keep is not None else None
-        self._schedule = RolloutSchedule(max_staleness=max_staleness, max_batches=limit)
+        self._schedule = RolloutSchedule(max_staleness=max_staleness, max_batches=limit, on_stale=on_stale)
         self._generating = BusyTime(time.monotonic())
         self._failure: BaseException | None = None
         self._taken = Samples(())
@@ -74,12 +77,10 @@ class AsyncRolloutBuffer:
         """
         begun, deadline_s = 0, time.monotonic() + self._deadline_s
         with self._changed:
-            for batch in self._schedule.batches:
-                if batch.missing and not batch.is_started:  # restored
-                    self._start(batch)
             while True:
                 if self._failure is not None:
                     raise self._failure
+                self._start_waiting()
                 now_s = time.monotonic()
                 move = self._schedule.next_move(begun, now_s)
                 if move is Move.BEGIN:
@@ -105,6 +106,8 @@ class AsyncRolloutBuffer:
         with self._changed:
             self._schedule.publish(version)
             self._tell_dropped(self._schedule)
+            if self._schedule.again:
+                self._start_waiting()
 
     def metrics(self) -> dict[str, Metric]:
         """Ages of the last batch, groups thrown away since the last call, and how busy the generator was since."""
@@ -138,6 +141,7 @@ class AsyncRolloutBuffer:
             self._schedule = RolloutSchedule(
                 max_staleness=before.max_staleness,
                 max_batches=before.max_batches,
+                on_stale=before.on_stale,
                 version=before.version,
                 drawn=int(state["drawn"]),
             )
@@ -156,6 +160,12 @@ class AsyncRolloutBuffer:
     def _draw(self) -> Batch:
         position = self._data.state_dict()
         return self._schedule.draw(self._data.next_batch(), position)
+
+    def _start_waiting(self) -> None:
+        """Begin what is drawn and not begun: restored batches, and groups that are made again."""
+        for batch in self._schedule.all:
+            if batch.missing and not batch.is_started:
+                self._start(batch)
 
     def _start(self, batch: Batch) -> None:
         now_s = time.monotonic()
@@ -180,6 +190,8 @@ class AsyncRolloutBuffer:
         try:
             prompts = [p for p in to_prompts(batch.rows, self._engine.tokenizer) if p.index not in batch.settled]
             seed = self._seed_of(batch.number)
+            if batch.attempt:
+                seed = derive_seed(seed, "again", batch.attempt)
             for group in self._engine.stream(prompts, self._plan, seed=seed, on_generated=end_generation):
                 is_wanted = self._plan.keep is None or self._plan.keep(group)
                 with self._changed:

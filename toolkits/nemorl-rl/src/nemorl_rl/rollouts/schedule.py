@@ -5,8 +5,9 @@ AsyncRolloutBuffer` runs it with threads.
 
 A run draws its rows in batches of P, numbered from 1. Each row is *settled* when its group was trained on, was unwanted
 or was given up. The version of the weights counts the trainer's steps. A group is trained on at most ``max_staleness``
-versions after the oldest weights that produced any of its tokens; what comes too late, because its environment was
-slow, is given up and counted, so that it stalls nobody.
+versions after the oldest weights that produced any of its tokens. What comes too late, because its environment was
+slow, stalls nobody: ``on_stale`` says whether it is given up, made again, or trained on all the same. Giving up is a
+bias, since the slow tasks are often the hard ones.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal
 
 from nemorl.metrics import Max, Mean, Metric, Sum
 from nemorl.types import Row, Sample, Samples
@@ -26,6 +27,10 @@ GRACE_FRAC, MIN_GRACE_S = 0.05, 0.05
 another batch superfluous. Most environments answer within it; a straggler costs it once per batch."""
 STALE = "stale"
 """Why a group is given up: the weights that made its oldest token are too old."""
+MAX_REQUEUES = 3
+"""Times that a prompt is made again because its group was too old. Then it is given up: it is slower than any weights
+last, and only a larger ``max_staleness`` or ``on_stale: train`` learns from it."""
+OnStale = Literal["drop", "requeue", "train"]
 
 
 @dataclass
@@ -47,11 +52,25 @@ class Batch:
     started_s: float = 0.0
     grace_until_s: float = 0.0
     """Until then its scores may well come: a moment of the caller's clock, known once it is generated."""
+    requeued: set[int] = field(default_factory=set)
+    """Groups that another batch makes again."""
+    parent: tuple[Batch, Sequence[int]] | None = None
+    """Of a batch that makes groups again: where they were drawn, and which they are there."""
+    attempt: int = 0
+    """How often its groups were too old."""
 
     @property
     def missing(self) -> int:
-        """Groups that are neither ready nor settled."""
-        return len(self.rows) - len(self.settled) - len(self.ready)
+        """Groups that are neither ready nor settled, nor made again elsewhere."""
+        return len(self.rows) - len(self.settled) - len(self.ready) - len(self.requeued)
+
+    def settle(self, index: int) -> None:
+        """Nothing more becomes of this group, here and where it was drawn."""
+        self.settled.add(index)
+        if self.parent is not None:
+            batch, places = self.parent
+            batch.requeued.discard(places[index])
+            batch.settle(places[index])
 
 
 class Move(Enum):
@@ -70,22 +89,34 @@ class Move(Enum):
 class RolloutSchedule:
     """The state of all batches that are drawn and not settled, and the decisions that follow from it."""
 
-    def __init__(self, *, max_staleness: int, max_batches: int | None = None, version: int = 0, drawn: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        max_staleness: int,
+        max_batches: int | None = None,
+        on_stale: OnStale = "drop",
+        version: int = 0,
+        drawn: int = 0,
+    ) -> None:
         """
         Args:
             max_staleness: Weight versions a group may be old when it is trained on.
+            on_stale: What becomes of an older one.
             max_batches: Batches begun for one step before that is given up. Unset: no limit, for no group is unwanted.
             version: Of the weights that the generator has.
             drawn: Batches drawn before, in an earlier life of the run.
         """
         self.max_staleness, self.max_batches, self.version = max_staleness, max_batches, version
+        self.on_stale: OnStale = on_stale
         self.batches: list[Batch] = []
         """In the order they were drawn, none left out: from the oldest that is not settled to the newest."""
+        self.again: list[Batch] = []
+        """Of groups that were too old and are made again. They come first."""
         self.size = 1
         """P, known once a batch was drawn."""
         self._drawn = drawn
         self._ages: list[int] = []
-        self._stale = self._unwanted = 0
+        self._stale = self._unwanted = self._requeued = 0
         self._dropped: list[tuple[Group, str]] = []
 
     # What is decided
@@ -96,7 +127,7 @@ class RolloutSchedule:
         may_begin = self._may_begin() and self.grace_s(now_s) <= 0
         # Batches sampled ahead are for later steps, and do not count against this one.
         is_last = self.max_batches is not None and begun == self.max_batches + self.max_staleness
-        is_running = any(batch.missing for batch in self.batches)
+        is_running = any(batch.missing for batch in self.all)
         if may_begin and not is_last:
             return Move.BEGIN
         # Without staleness, the trainer takes nothing while the generator may still be asked for more.
@@ -108,15 +139,20 @@ class RolloutSchedule:
         """Seconds for which to wait for scores, because with those of fresh batches there would be enough groups."""
         if self.ready >= self.size or self._has_room_ahead:
             return 0.0
-        fresh = [batch for batch in self.batches if not batch.is_generating and batch.grace_until_s > now_s]
+        fresh = [batch for batch in self.all if not batch.is_generating and batch.grace_until_s > now_s]
         if not fresh or self.ready + sum(batch.missing for batch in fresh) < self.size:
             return 0.0
         return max(batch.grace_until_s for batch in fresh) - now_s
 
     @property
+    def all(self) -> list[Batch]:
+        """Batches whose groups are sampled, those that are taken first in front."""
+        return [*self.again, *self.batches]
+
+    @property
     def ready(self) -> int:
         """Groups that could be trained on now."""
-        return sum(len(batch.ready) for batch in self.batches)
+        return sum(len(batch.ready) for batch in self.all)
 
     @property
     def _outstanding(self) -> int:
@@ -130,7 +166,7 @@ class RolloutSchedule:
         """Another batch would be trained on in time, or is needed because nothing is on its way."""
         if self._has_room_ahead:
             return True
-        running = [batch for batch in self.batches if batch.missing]
+        running = [batch for batch in self.all if batch.missing]
         on_its_way = any(batch.is_generating for batch in running) if self.max_staleness else bool(running)
         is_crowded = self._outstanding >= (self.max_staleness + 1) * self.size
         return self.ready < self.size and not on_its_way and not is_crowded
@@ -157,12 +193,12 @@ class RolloutSchedule:
     def deliver(self, batch: Batch, group: Group, *, is_wanted: bool) -> None:
         """A group of the batch is sampled and scored. One that was given up meanwhile stays so."""
         index = group[0].prompt.index
-        if index in batch.settled:
+        if index in batch.settled or index in batch.requeued:
             self._dropped.append((group, STALE))
         elif is_wanted:
             batch.ready[index] = group
         else:
-            batch.settled.add(index)
+            batch.settle(index)
             self._unwanted += 1
             self._dropped.append((group, why_unwanted(group)))
 
@@ -177,10 +213,10 @@ class RolloutSchedule:
         rows: list[Row] = []
         samples: list[Sample] = []
         self._ages = []
-        for batch in self.batches:
+        for batch in self.all:
             for index in sorted(batch.ready)[: self.size - len(rows)]:
                 group = batch.ready.pop(index)
-                batch.settled.add(index)
+                batch.settle(index)
                 prompt = replace(group[0].prompt, index=len(rows))
                 samples += [replace(sample, prompt=prompt) for sample in group]
                 self._ages += [self.version - min(sample.weight_versions) for sample in group]
@@ -194,22 +230,34 @@ class RolloutSchedule:
         self._drop_stale()  # before a checkpoint is written: it must not bring back what this run gives up
 
     def _drop_stale(self) -> None:
-        """Give up groups that are too old, whether ready or still with a slow environment."""
-        for batch in self.batches:
+        """Take groups out that are too old, whether ready or still with a slow environment."""
+        for batch in [] if self.on_stale == "train" else self.all:
             stale = {
                 index
                 for index, group in batch.ready.items()
                 if self._is_stale(min(min(sample.weight_versions) for sample in group))
             }
             if not batch.is_generating and self._is_stale(batch.version):
-                stale |= set(range(len(batch.rows))) - batch.settled - batch.ready.keys()
+                stale |= set(range(len(batch.rows))) - batch.settled - batch.ready.keys() - batch.requeued
             for index in sorted(stale):
                 group = batch.ready.pop(index, None)
                 if group is not None:
                     self._dropped.append((group, STALE))
-            batch.settled |= stale
+            if self.on_stale == "requeue" and batch.attempt < MAX_REQUEUES:
+                self._make_again(batch, sorted(stale))
+                continue
+            for index in stale:
+                batch.settle(index)
             self._stale += len(stale)
         self._forget_settled()
+
+    def _make_again(self, batch: Batch, places: Sequence[int]) -> None:
+        if places:
+            batch.requeued |= set(places)
+            rows = [batch.rows[place] for place in places]
+            parent = (batch, places)
+            self.again.append(Batch(batch.number, rows, batch.position, parent=parent, attempt=batch.attempt + 1))
+            self._requeued += len(places)
 
     def _is_stale(self, version: int) -> bool:
         return self.version - version > self.max_staleness
@@ -218,6 +266,7 @@ class RolloutSchedule:
         """A settled batch stays while an older one is unsettled: a checkpoint tells what became of its rows."""
         while self.batches and len(self.batches[0].settled) == len(self.batches[0].rows):
             del self.batches[0]
+        self.again = [batch for batch in self.again if batch.missing or batch.ready]
 
     # What is told
 
@@ -227,9 +276,10 @@ class RolloutSchedule:
             "avg_trajectory_age": Mean.of(self._ages),
             "max_trajectory_age": Max(max(self._ages, default=0)),
             "dropped_stale_groups": Sum(float(self._stale)),
+            **({"requeued_stale_groups": Sum(float(self._requeued))} if self.on_stale == "requeue" else {}),
             "dropped_unwanted_groups": Sum(float(self._unwanted)),
         }
-        self._stale = self._unwanted = 0
+        self._stale = self._unwanted = self._requeued = 0
         return found
 
     def state_dict(self, now: Mapping[str, Any]) -> dict[str, Any]:
