@@ -104,13 +104,13 @@ class TopKDistillationLoss:
         optional: Metrics = {}
         if self.kl_type == "jsd":
             per_place_MS = jensen_shannon(*outcomes, self.jsd_beta)
-            optional |= {"jsd": masked_mean(per_place_MS, compared_MS)}
+            optional = {"jsd": masked_mean(per_place_MS, compared_MS)}
         weights = torch.tensor([weight for _, weight in self.teachers] or [1.0], device=student.device)
         per_place_MS = torch.where(compared_MS, per_place_MS, 0.0)
         if self.uncommon_weight:
             distance_MS = self._distance(student[..., shape[2] :], batch, shape)
             per_place_MS = per_place_MS + self.uncommon_weight * distance_MS
-            optional |= {"uncommon_distance": masked_mean(distance_MS, compared_MS)}
+            optional = {**optional, "uncommon_distance": masked_mean(distance_MS, compared_MS)}
         per_token_M = (per_place_MS * weights[teacher_ids_MS]).sum(1)
         by_teacher = {
             f"reverse_kl/{name}": masked_mean(reverse, compared_MS & (teacher_ids_MS == number))
