@@ -45,7 +45,17 @@ RUNS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
     "simpo": ({"batch_size": 2}, PAIRS),
     "rm": ({"batch_size": 2, "center_loss_weight": 0.1}, PAIRS),
     "sft": ({"batch_size": 2}, TEXTS),
-    "distillation": ({"num_prompts_per_step": 2, "topk": 4, "teacher": {"align": "text"}}, PROMPTS),
+    "distillation": (
+        {
+            "num_prompts_per_step": 2,
+            "topk": 4,
+            "kl_type": "jsd",
+            "dataset_fraction": 0.5,
+            "sft_loss_weight": 0.1,
+            "teacher": {"align": "text"},
+        },
+        TEXTS,
+    ),
     "opd": ({**ROLLOUT}, PROMPTS),
 }
 ELSEWHERE = {
