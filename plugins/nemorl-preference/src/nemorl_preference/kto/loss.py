@@ -16,9 +16,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class KTOLoss:
-    """Mean over responses of  w_d * (1 - sigmoid(beta * (r - z0)))  if desirable,  w_u * (1 - sigmoid(beta * (z0 - r)))
-    if not, with  r = sum over response tokens of (policy_logprob - reference_logprob)    arXiv:2402.01306, eq. 7 and 8
+    """loss = mean over responses of  w_d * (1 - sigmoid(beta * (r - z0)))   of a desirable one      arXiv:2402.01306
+                                   w_u * (1 - sigmoid(beta * (z0 - r)))   of an undesirable one     eq. 7 and 8
 
+    r = sum over response tokens of (policy_logprob - reference_logprob)
     z0, the :func:`reference_point`, is how far the policy has drifted as a whole; it has no gradient. w_d and w_u,
     ``desirable_weight`` and ``undesirable_weight``, are the paper's lambdas.
     """
