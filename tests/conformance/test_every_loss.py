@@ -28,7 +28,11 @@ from nemorl_preference.dpo.hinge import HingeLoss
 from nemorl_preference.dpo.ipo import IPOLoss
 from nemorl_preference.dpo.preference import PreferenceLoss
 from nemorl_preference.dpo.sigmoid import SigmoidLoss
+from nemorl_preference.kto.loss import KTOLoss
+from nemorl_preference.likelihood import LikelihoodPairLoss
+from nemorl_preference.orpo.loss import ORPOLoss
 from nemorl_preference.rm.loss import BradleyTerryLoss
+from nemorl_preference.simpo.loss import SimPOLoss
 from nemorl_rl.policy_gradient.correction import IcePop, OfSequences, Plain, SequenceMask, Truncated
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGradientLoss
 from nemorl_sft.loss import NLLLoss
@@ -74,19 +78,23 @@ LOSSES: list[Any] = [
     SampledReverseKLLoss(on_policy=False, is_weighted=True),
     *(
         TopKDistillationLoss(kind, 0.5, outside)  # type: ignore[arg-type]
-        for kind in ("forward", "reverse", "mixed")
+        for kind in ("forward", "reverse", "mixed", "jsd")
         for outside in ("tail", "renormalize", "zero")
     ),
     TopKDistillationLoss(teachers=(("a", 1.0), ("b", 2.0), ("c", 0.5))),
     TopKDistillationLoss(uncommon_weight=0.5),
+    TopKDistillationLoss("jsd", jsd_beta=0.1, uncommon_weight=0.5, sft_weight=0.5),
     SigmoidLoss(beta=0.1, label_smoothing=0.1, sft_weight=1.0),
     SigmoidLoss(beta=10.0, average=True),
     HingeLoss(beta=0.1),
     IPOLoss(beta=0.1, average=True),
+    KTOLoss(beta=0.1, desirable_weight=2.0),
+    ORPOLoss(beta=0.1),
+    SimPOLoss(beta=2.0, sft_weight=0.5, label_smoothing=0.1),
     BradleyTerryLoss(center_weight=0.1),
     NLLLoss(),
 ]
-ABSTRACT = {PolicyGradientLoss, PreferenceLoss}
+ABSTRACT = {PolicyGradientLoss, PreferenceLoss, LikelihoodPairLoss}
 
 
 def shipped_losses() -> Iterator[type]:
@@ -144,10 +152,16 @@ def drawn_batch(
         "returns": picked(log_ratios, size, generator),
         "old_values": picked(log_ratios, size, generator),
         "positive_weights": shape.loss_weights,
+        "nll_weights": shape.loss_weights,
     }
-    batch = shape.with_tokens(**{name: torch.where(shape.mask, field, NAN) for name, field in fields.items()})
+    batch = shape.with_tokens(
+        response_mask=shape.mask, **{name: torch.where(shape.mask, field, NAN) for name, field in fields.items()}
+    )
     of_sequences = {
         "reference_response_logprobs": picked((0.0, -1e3, -1e5, 1e4), (8,), generator),
+        "reference_points": picked((0.0, 1.0, 1e3), (1,), generator).expand(8),
+        "is_given": picked((0.0, 1.0), (8,), generator) > 0,
+        "desirable": picked((0.0, 1.0), (8,), generator) > 0,
         "margins": picked((0.0, 1.0, -1e3), (4,), generator).repeat_interleave(2),
     }
     return torch.where(shape.mask, policy, NAN), batch.with_sequences(**of_sequences)
@@ -180,19 +194,16 @@ def with_own_candidates(outputs: Tensor, batch: TokenBatch, seed: int) -> tuple[
     return torch.cat([outputs, torch.where(mask, own, NAN)], 1), batch
 
 
-def batch_for(
-    loss: Any,
-    seed: int,
-    level: Any = "token",
-    log_ratios: tuple[float, ...] = LOG_RATIOS,
-    sampler: tuple[float, ...] = SAMPLER,
-) -> tuple[Tensor, TokenBatch]:
+def batch_for(loss: Any, seed: int, *drawn: Any, **named: Any) -> tuple[Tensor, TokenBatch]:
     """What the model says, and a batch with all that the loss reads."""
-    outputs, batch = drawn_batch(seed, level, log_ratios, sampler)
+    policy, batch = drawn_batch(seed, *drawn, **named)
+    outputs = policy
     if "candidate_ids" in loss.requires:
         outputs, batch = with_candidates(batch, seed)
     if "student_uncommon" in loss.requires:
         outputs, batch = with_own_candidates(outputs, batch, seed)
+    if "is_given" in loss.requires:
+        outputs = torch.cat([outputs, policy[:, None]], 1)
     return outputs, batch
 
 
@@ -241,11 +252,7 @@ def test_what_a_loss_says_has_no_gradient_has_none_whatever_the_log_ratios(loss:
 def test_loss_and_metrics_of_parts_are_those_of_the_whole(loss: Any) -> None:
     """Microbatches and ranks see parts; whatever is logged must not depend on the cut."""
     for seed in range(3):
-        outputs, batch = drawn_batch(seed, "sequence", NEAR, (-0.5, -1.0, -2.0))
-        if "candidate_ids" in loss.requires:
-            outputs, batch = with_candidates(batch, seed)
-        if "student_uncommon" in loss.requires:
-            outputs, batch = with_own_candidates(outputs, batch, seed)
+        outputs, batch = batch_for(loss, seed, "sequence", NEAR, (-0.5, -1.0, -2.0))
         whole, metrics = loss(outputs, batch)
         ends = torch.cumsum(batch.lengths, 0).tolist()
         parts = []

@@ -40,9 +40,22 @@ RUNS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
     "reinforce_plus_plus": (ROLLOUT, PROMPTS),
     "ppo": ({**ROLLOUT, "value_clip": 0.2, "positive_nll_weight": 0.1}, PROMPTS),
     "dpo": ({"batch_size": 2}, PAIRS),
+    "kto": ({"batch_size": 2}, PAIRS),
+    "orpo": ({"batch_size": 2}, PAIRS),
+    "simpo": ({"batch_size": 2}, PAIRS),
     "rm": ({"batch_size": 2, "center_loss_weight": 0.1}, PAIRS),
     "sft": ({"batch_size": 2}, TEXTS),
-    "distillation": ({"num_prompts_per_step": 2, "topk": 4, "teacher": {"align": "text"}}, PROMPTS),
+    "distillation": (
+        {
+            "num_prompts_per_step": 2,
+            "topk": 4,
+            "kl_type": "jsd",
+            "dataset_fraction": 0.5,
+            "sft_loss_weight": 0.1,
+            "teacher": {"align": "text"},
+        },
+        TEXTS,
+    ),
     "opd": ({**ROLLOUT}, PROMPTS),
 }
 ELSEWHERE = {

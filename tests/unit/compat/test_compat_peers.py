@@ -22,6 +22,8 @@ from typer.testing import CliRunner
 TRL_GRPO = {"model_name_or_path": "org/model", "num_generations": 8, "num_processes": 1}
 TRL_SFT = {"model_name_or_path": "org/model", "packing": False, "num_processes": 2}
 TRL_DPO = {"model_name_or_path": "org/model", "beta": 0.1, "num_processes": 1}
+TRL_KTO = {"model_name_or_path": "org/model", "desirable_weight": 1.0, "num_processes": 1}
+TRL_CPO = {"model_name_or_path": "org/model", "loss_type": "simpo", "simpo_gamma": 0.5, "num_processes": 1}
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 VERL = {
     "actor_rollout_ref.model.path": "org/model",
@@ -122,6 +124,12 @@ CHANGES = [
     ("trl", TRL_GRPO, "reward_funcs", "accuracy_reward", "environment.name", "math"),
     ("trl", TRL_SFT, "max_length", 300, "policy.max_sequence_tokens", 300),
     ("trl", TRL_DPO, "beta", 0.3, "beta", 0.3),
+    ("trl", TRL_KTO, "beta", 0.3, "beta", 0.3),
+    ("trl", TRL_KTO, "desirable_weight", 1.3, "desirable_weight", 1.3),
+    ("trl", TRL_KTO, "train_sampling_strategy", "random", "shuffle", True),
+    ("trl", TRL_CPO, "simpo_gamma", 1.0, "gamma", 1.0),
+    ("trl", TRL_CPO, "cpo_alpha", 0.0, "sft_loss_weight", 0.0),
+    ("trl", TRL_CPO, "label_smoothing", 0.1, "label_smoothing", 0.1),
     ("trl", TRL_DPO, "loss_type", "ipo", "loss", "ipo"),
     ("trl", TRL_DPO, "label_smoothing", 0.1, "label_smoothing", 0.1),
     ("verl", VERL, "data.train_batch_size", 512, "num_minibatches", 2),
@@ -190,6 +198,9 @@ LOSSES = [
     ("trl", TRL_GRPO, "reward_funcs", ["my.reward"]),
     ("trl", TRL_SFT, "num_train_epochs", 0.5),
     ("trl", TRL_DPO, "loss_type", "sppo_hard"),
+    ("trl", TRL_KTO, "loss_type", "apo_zero_unpaired"),
+    ("trl", TRL_CPO, "loss_type", "sigmoid"),
+    ("trl", TRL_CPO, "alpha", 0.5),
     ("verl", VERL, "algorithm.adv_estimator", "gae"),
     ("verl", VERL, f"{ROLLOUT}.name", "sglang"),
     ("verl", VERL, "custom_reward_function.path", "reward.py"),
@@ -269,6 +280,9 @@ FULL: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ),
         ("sft", {**TRL_SFT, "dataset_name": "org/rows"}),
         ("dpo", {**TRL_DPO, "dataset_name": "org/rows"}),
+        ("kto", {**TRL_KTO, "dataset_name": "org/rows"}),
+        ("cpo", {**TRL_CPO, "dataset_name": "org/rows"}),
+        ("orpo", {**TRL_DPO, "dataset_name": "org/rows"}),
     ],
     "verl": [
         (

@@ -15,6 +15,9 @@ BASES: dict[str, dict[str, dict[str, Any]]] = {
         "grpo": {"model_name_or_path": "org/model", "num_generations": 8, "num_processes": 1},
         "sft": {"model_name_or_path": "org/model", "packing": False, "num_processes": 2},
         "dpo": {"model_name_or_path": "org/model", "beta": 0.1, "num_processes": 1},
+        "kto": {"model_name_or_path": "org/model", "desirable_weight": 1.1, "num_processes": 1},
+        "orpo": {"model_name_or_path": "org/model", "beta": 0.2, "num_processes": 1},
+        "cpo": {"model_name_or_path": "org/model", "loss_type": "simpo", "num_processes": 1},
     },
     "openrlhf": {
         "grpo": OPENRLHF,
@@ -26,6 +29,7 @@ WORDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "trl": {
         "completion_only_loss": (False,),  # true is what a loss on responses is here
         "assistant_only_loss": (),  # as is what the assistant says
+        "is_encoder_decoder": (True,),
         "scale_rewards": ("none", "batch", False),
         "optim": ("adafactor", "sgd"),
         "dtype": ("float16",),  # bfloat16 is what bf16 makes of a policy

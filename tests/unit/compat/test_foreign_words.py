@@ -17,7 +17,7 @@ from nemorl_rl.data.tokenizer import Tokenizer
 from recorded_messages import Raises
 
 GRPO = {"algorithm": "grpo", "model": "org/model"}
-ALGORITHMS = ("grpo", "dr_grpo", "gspo", "sft", "dpo", "reinforce_plus_plus")
+ALGORITHMS = ("grpo", "dr_grpo", "gspo", "sft", "dpo", "kto", "orpo", "simpo", "reinforce_plus_plus")
 
 
 def fix_of(config: dict[str, Any], overrides: tuple[str, ...] = ()) -> str:
@@ -97,11 +97,16 @@ def test_where_a_key_is_said_to_live_there_is_such_a_key(system: str) -> None:
         }
 
 
-def test_trl_itself_has_no_argument_that_the_table_does_not_know() -> None:
+def test_trl_itself_has_no_argument_that_the_table_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     trl = pytest.importorskip("trl")
     from dataclasses import fields
 
-    for family, config in (("grpo", trl.GRPOConfig), ("sft", trl.SFTConfig), ("dpo", trl.DPOConfig)):
+    monkeypatch.setenv("TRL_EXPERIMENTAL_SILENCE", "1")
+    from trl.experimental.cpo import CPOConfig
+    from trl.experimental.orpo import ORPOConfig
+
+    stable = {"grpo": trl.GRPOConfig, "sft": trl.SFTConfig, "dpo": trl.DPOConfig, "kto": trl.KTOConfig}
+    for family, config in {**stable, "orpo": ORPOConfig, "cpo": CPOConfig}.items():
         unknown = [item.name for item in fields(config) if table("trl").find(item.name, family) is None]
         assert unknown == [], family
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from nemorl.metrics import values
-from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss, kl_divergence, with_tail
+from nemorl_distillation.divergence import jensen_shannon, kl_divergence
+from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss, with_tail
 from nemorl_tensors import TokenBatch
 from torch import Tensor
 
@@ -61,6 +62,50 @@ def test_the_loss_is_the_divergence(outside: Any, forward: float, reverse: float
         assert found["reverse_kl"] == pytest.approx(reverse / 2, rel=1e-5, abs=2e-6)
         assert found["student_topk_mass"] == pytest.approx((0.7 + 1) / 2)
         assert found["teacher_topk_mass"] == pytest.approx((0.9 + 1) / 2)
+
+
+@pytest.mark.parametrize(
+    ("beta", "expected"),
+    [
+        # m = (0.55, 0.25, 0.2): KL(q || m) = 0.0375886, KL(p || m) = 0.0293557
+        (0.5, 0.0334722),
+        # m = (0.51, 0.21, 0.28): 0.1 * (0.6 ln(0.6/0.51) + 0.3 ln(0.3/0.21) + 0.1 ln(0.1/0.28))
+        # + 0.9 * (0.5 ln(0.5/0.51) + 0.2 ln(0.2/0.21) + 0.3 ln(0.3/0.28)) = 0.1 * 0.1015519 + 0.9 * 0.0010386
+        (0.1, 0.0110899),
+    ],
+)
+def test_a_jensen_shannon_divergence_compares_both_with_their_mixture(beta: float, expected: float) -> None:
+    student = with_prompt(torch.tensor([STUDENT]).log())
+    loss, metrics = TopKDistillationLoss("jsd", jsd_beta=beta)(student, topk_batch(torch.tensor([TEACHER]).log()))
+    assert float(loss) == pytest.approx(expected, abs=1e-6)
+    assert values(metrics)["jsd"] == pytest.approx(expected, abs=1e-6)
+    assert values(metrics)["forward_kl"] == pytest.approx(0.1211712, abs=1e-6)  # reported whatever is trained
+
+
+def test_a_jensen_shannon_divergence_is_bounded_and_its_ends_are_the_kls() -> None:
+    apart = torch.tensor([[0.0, -90.0]]), torch.tensor([[-90.0, 0.0]])
+    assert float(jensen_shannon(*apart, 0.5)) == pytest.approx(math.log(2))
+    assert float(kl_divergence(*apart)) == pytest.approx(90)
+    student, teacher = (torch.tensor([*part, 1 - sum(part)]).double().log() for part in (STUDENT, TEACHER))
+    assert float(jensen_shannon(student, teacher, 1e-6)) / 1e-6 == pytest.approx(0.1211712, rel=1e-4)
+    assert float(jensen_shannon(student, teacher, 1 - 1e-6)) / 1e-6 == pytest.approx(0.1573299, rel=1e-4)
+
+
+def test_the_likelihood_counts_for_given_responses_alone() -> None:
+    # Two responses of two tokens, of weight 1/4 each; the first is the dataset's: 0.5 * (2.0 + 4.0) / 4
+    batch = TokenBatch.from_sequences([[1] * 3] * 2, [[False, True, True]] * 2).with_tokens(
+        candidate_ids=torch.zeros(6, 3, dtype=torch.int64),
+        teacher_logprobs=torch.tensor([STUDENT] * 6).log(),
+    )
+    batch = batch.with_sequences(is_given=torch.tensor([True, False]))
+    own = torch.tensor([NAN, -2.0, -4.0, NAN, -8.0, -16.0])
+    student = torch.cat([torch.tensor([STUDENT] * 6).log(), own[:, None]], 1).requires_grad_()
+    loss, metrics = TopKDistillationLoss(sft_weight=0.5)(student, batch)  # a student that is its teacher
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert float(loss.detach()) == pytest.approx(0.75, abs=1e-6)
+    assert values(metrics)["sft_loss"] == pytest.approx(3.0)
+    assert student.grad is not None
+    assert student.grad[:, 2].tolist() == [0, -0.125, -0.125, 0, 0, 0]
 
 
 @pytest.mark.parametrize("outside", ["tail", "renormalize", "zero"])

@@ -82,6 +82,8 @@ def test_mistakes_are_reported_with_their_path(tmp_path: Path) -> None:
             cluster={"launcher": "ray", "colocated": False, "workers_per_node": 2},
         )
     ) == ["dataset_fraction"]
+    assert list(problems(DistillationConfig, teacher=teacher, sft_loss_weight=0.1)) == ["sft_loss_weight"]
+    assert list(problems(DistillationConfig, teacher=teacher, jsd_beta=1.0)) == ["jsd_beta"]
     assert list(problems(OPDConfig, teacher=teacher, generation={"temperature": 0})) == ["generation.temperature"]
 
 
@@ -265,6 +267,24 @@ def test_without_sampling_the_student_learns_from_given_responses(tmp_path: Path
     result = fit(settings("distillation", tmp_path / "run", dataset_fraction=1.0))
     assert result.metrics["train/mean_gen_tokens_per_sample"] == 2  # a digit and the end
     assert "timing/train/generation" not in result.metrics
+
+
+def test_the_likelihood_is_that_of_the_given_ones_of_a_mixed_step(tmp_path: Path) -> None:
+    seen: list[TokenBatch] = []
+
+    class Watching(DistillationTrainer):
+        def ask_teachers(self, samples: Samples, batch: TokenBatch) -> TokenBatch:
+            seen.append(super().ask_teachers(samples, batch))
+            return seen[-1]
+
+    knobs = {"dataset_fraction": 0.25, "sft_loss_weight": 0.1, "num_generations_per_prompt": 2, "topk": 3}
+    result = Watching(settings("distillation", tmp_path, **knobs)).fit(ROWS, console=Console(quiet=True))
+    (batch,) = seen
+    # One row of four is given; the other three have two responses each.
+    assert batch["is_given"].tolist() == [True] + [False] * 6
+    assert torch.equal(batch["candidate_ids"][:, 3], batch.token_ids)
+    assert int(batch.mask[: int(batch.lengths[0])].sum()) == 2  # a digit and the end
+    assert result.metrics["train/sft_loss"] > 0
 
 
 # Validation

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 from nemorl.errors import DataError
-from nemorl_preference.dpo.reference import ReferenceTable
-from nemorl_preference.dpo.trainer import look_ahead
+from nemorl_preference.reference_table import ReferenceTable
+from nemorl_preference.references import look_ahead
 from nemorl_rl.data.rows import RowDataModule
 from nemorl_tensors import TokenBatch, pair_batch
 from recorded_messages import Raises

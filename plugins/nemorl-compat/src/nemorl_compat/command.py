@@ -35,7 +35,7 @@ def migrate(
         Literal["nemo_rl", "trl", "verl", "openrlhf"], typer.Option("--from", help="The system that the config is of.")
     ] = "nemo_rl",
     algorithm: Annotated[
-        Literal["grpo", "sft", "dpo"] | None,
+        Literal["grpo", "sft", "dpo", "kto", "orpo", "cpo"] | None,
         typer.Option(help="What the config is for, where a file of TRL or OpenRLHF does not say it."),
     ] = None,
     given: Annotated[

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from nemorl_distillation.declared_metrics import DISTILLATION_METRICS
 
-KLType = Literal["forward", "reverse", "mixed"]
+KLType = Literal["forward", "reverse", "mixed", "jsd"]
 OutsideTopK = Literal["tail", "renormalize", "zero"]
 
 
@@ -176,9 +176,13 @@ class DistillationConfig(TaughtConfig):
     below 1; memory and traffic grow with it."""
     kl_type: KLType = "mixed"
     """``forward``, KL(teacher || student): cover all that the teacher would say. ``reverse``, KL(student || teacher):
-    say nothing that it would not. ``mixed``: both, weighted by ``mixed_kl_weight``."""
+    say nothing that it would not. ``mixed``: both, weighted by ``mixed_kl_weight``. ``jsd``: the generalised
+    Jensen-Shannon divergence, between the two and bounded, so that no single token dominates."""
     mixed_kl_weight: float = Field(0.5, ge=0, le=1)
     """Weight of the forward KL in ``mixed``; the reverse KL has the rest."""
+    jsd_beta: float = Field(0.5, gt=0, lt=1)
+    """Share of the teacher in the mixture that ``jsd`` compares both with. Near 0 it acts as the forward KL does, near
+    1 as the reverse KL, each at a small scale."""
     outside_topk: OutsideTopK = "tail"
     """Treatment of probability outside the ``topk`` tokens. ``tail``: it is one more outcome, on both sides.
     ``renormalize``: it is ignored, on both sides. ``zero``: the teacher is taken to have none, so that what the
@@ -189,9 +193,18 @@ class DistillationConfig(TaughtConfig):
     dataset_fraction: float = Field(0.0, ge=0, le=1)
     """Share of the prompts whose response is the dataset's (column ``response``) instead of the student's own: a
     teacher reads both. Some of it helps a student whose own responses are still useless; 1 never samples."""
+    sft_loss_weight: float = Field(0.0, ge=0)
+    """Weight of the negative log-likelihood of the dataset's responses beside the divergence: the student learns from
+    the text itself too, where its teacher is wrong or unsure. Needs ``dataset_fraction`` above 0."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
+        if self.sft_loss_weight > 0 and not self.dataset_fraction:
+            yield ConfigIssue(
+                "sft_loss_weight",
+                "there are no responses of the dataset to learn: dataset_fraction is 0",
+                "raise dataset_fraction, or remove it",
+            )
         if self.dataset_fraction > 0 and self.rollouts.mode == "async":
             yield ConfigIssue(
                 "dataset_fraction",

@@ -26,6 +26,18 @@ DISTILLATION_METRICS: Mapping[str, MetricInfo] = {
         f"KL(student || teacher), {_DISTANCE}; `opd`: estimated from the sampled tokens",
         smooth=True,
     ),
+    "train/jsd": MetricInfo(
+        "Divergence in training",
+        "nats per token",
+        f"`kl_type: jsd`: generalised Jensen-Shannon divergence, {_DISTANCE}",
+        smooth=True,
+    ),
+    "train/sft_loss": MetricInfo(
+        "SFT loss",
+        "nats per token",
+        "`sft_loss_weight`: negative log-likelihood of the dataset's responses",
+        smooth=True,
+    ),
     "train/reverse_kl/<teacher>": MetricInfo(
         "KL in training, by teacher",
         "nats per token",

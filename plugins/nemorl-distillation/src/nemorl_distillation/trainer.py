@@ -183,6 +183,8 @@ class DistillationTrainer(TaughtTrainer[DistillationConfig]):
             config.outside_topk,
             () if plain else several,
             config.uncommon_weight if reads_text else 0.0,
+            config.jsd_beta,
+            config.sft_loss_weight,
         )
 
     def check_teacher(self, path: str, token_ids: int) -> None:
@@ -233,10 +235,11 @@ class DistillationTrainer(TaughtTrainer[DistillationConfig]):
             compared_NS[turn.tokens, slot] = found.compared
             teacher_ids_NS[turn.tokens, slot] = turn.number
         batch = batch.with_tokens(teacher_logprobs=logprobs_NSK.flatten(1), teacher_ids=teacher_ids_NS)
-        if not self.loss.requires & {"teacher_uncommon"}:
-            return batch.with_tokens(candidate_ids=ids_NSK.flatten(1))
-        batch = batch.with_tokens(teacher_uncommon=uncommon_NSK.flatten(1))
-        return self._with_own(batch, ids_NSK, teacher_ids_NS, compared_NS)
+        batch = batch.with_tokens(candidate_ids=ids_NSK.flatten(1))
+        if self.loss.requires & {"teacher_uncommon"}:
+            batch = batch.with_tokens(teacher_uncommon=uncommon_NSK.flatten(1))
+            batch = self._with_own(batch, ids_NSK, teacher_ids_NS, compared_NS)
+        return self._with_text(batch) if self.loss.requires & {"is_given"} else batch
 
     def _with_own(
         self, batch: TokenBatch, ids_NSK: torch.Tensor, teacher_ids_NS: torch.Tensor, compared_NS: torch.Tensor
@@ -249,6 +252,12 @@ class DistillationTrainer(TaughtTrainer[DistillationConfig]):
         return batch.with_tokens(
             candidate_ids=torch.cat([ids_NSK, own_NSK], 2).flatten(1), student_uncommon=lacked_NSK.flatten(1)
         )
+
+    def _with_text(self, batch: TokenBatch) -> TokenBatch:
+        """The token itself as the last candidate, and which sequences are the dataset's: the first ones."""
+        count = given_count(self.config.dataset_fraction, self.batch_size, self.step)
+        candidate_ids = torch.cat([batch["candidate_ids"], batch.token_ids[:, None]], 1)
+        return batch.with_tokens(candidate_ids=candidate_ids).with_sequences(is_given=torch.arange(len(batch)) < count)
 
 
 class OPDTrainer(TaughtTrainer[OPDConfig]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from nemorl.config import RunConfig
 from nemorl.metrics import MetricInfo
@@ -19,6 +19,18 @@ class PairConfig(RunConfig):
 
     batch_size: int = Field(32, ge=1)
     """Pairs per optimizer step."""
+
+
+class LikelihoodConfig(PairConfig):
+    """One run of an algorithm on pairs that has no reference, and may imitate the chosen responses."""
+
+    loss_aggregation: Literal["token", "sequence"] = "token"
+    """The likelihood term averages over all tokens of chosen responses, or over responses of their own averages."""
+
+
+def sft_metric(meaning: str) -> Mapping[str, MetricInfo]:
+    """The supervised term of a loss on pairs."""
+    return {"sft_loss": MetricInfo("SFT loss", "nats", meaning, smooth=True)}
 
 
 def pair_metrics(term: Mapping[str, MetricInfo], of_side: str, watch_for: str) -> Mapping[str, MetricInfo]:

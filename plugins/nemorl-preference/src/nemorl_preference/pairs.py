@@ -21,11 +21,11 @@ C = TypeVar("C", bound=PairConfig)
 
 
 class PairTrainer(BaseTrainer[C]):
-    """Learns from pairs of responses. Subclasses set ``loss`` in ``setup`` and define ``sequence``."""
+    """Learns from pairs of responses. Subclasses set ``loss`` in ``setup``."""
 
     resources_class = TenantResources
     loss: Loss
-    nothing_to_learn: ClassVar[str]
+    nothing_to_learn: ClassVar[str] = "no pair of this batch has a token to learn from"
     """Says of a batch, in an error, that none of its pairs trains."""
     tokens_beside_text: ClassVar[int] = 0
     """Of a sequence, that are of neither prompt nor response."""
@@ -65,11 +65,13 @@ class PairTrainer(BaseTrainer[C]):
             [self.sequence(pair.prompt, pair.rejected) for pair in pairs],
         )
 
-    # What an algorithm defines
+    # What an algorithm may define
 
     def sequence(self, prompt: list[int], response: list[int]) -> tuple[list[int], list[bool]]:
-        """Tokens of a prompt and a response to it, and a mask of those that train."""
-        raise NotImplementedError(f"{type(self).__name__} must define sequence()")
+        """Tokens of a prompt and a response to it, and a mask of those that train: the response's."""
+        limit = self.config.policy.max_sequence_tokens
+        mask = [False] * len(prompt) + [True] * len(response)
+        return (prompt + response)[:limit], mask[:limit]
 
     def with_reference(self, batch: TokenBatch) -> TokenBatch:
         """The batch with what the loss reads of the initial policy: nothing, by default."""

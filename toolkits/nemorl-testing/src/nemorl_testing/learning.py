@@ -73,7 +73,7 @@ def check_given_responses_become_likelier(subject: Subject) -> None:
     before, after = (_preference(update, said) for said in (update.before, update.after))
     expect(
         after > before,
-        f"of the first batch, {'chosen over rejected is at' if _has_pairs(update) else 'a response has'} {before:.3f} "
+        f"of the first batch, {'right over wrong is at' if _has_wrong(update) else 'a response has'} {before:.3f} "
         f"before training and {after:.3f} after it: look at the sign of the loss",
     )
 
@@ -176,16 +176,25 @@ def _tokenizer(subject: Subject) -> Any:
     return Tokenizer.of(subject.config.policy)
 
 
-def _has_pairs(update: Update) -> bool:
-    return bool(update.batch.sequences_per_group == 2)
+DESIRABLE = "desirable"
+"""The sequence field of batches whose responses are labelled one by one."""
+
+
+def _has_wrong(update: Update) -> bool:
+    return bool(update.batch.sequences_per_group == 2) or DESIRABLE in update.batch
 
 
 def _preference(update: Update, said: Tensor) -> float:
-    """Nats, or values, of a mean response; of a mean pair, the first less the second."""
+    """Nats, or values, of a mean response that is given as right, less those of a mean one that is given as wrong."""
+    import torch
     from nemorl_tensors import segment_sum
 
-    sums_B = segment_sum(said, update.batch.mask, update.batch.lengths)
-    return float((sums_B[0::2] - sums_B[1::2]).mean() if _has_pairs(update) else sums_B.mean())
+    batch = update.batch
+    sums_B = segment_sum(said, batch.mask, batch.lengths)
+    if not _has_wrong(update):
+        return float(sums_B.mean())
+    is_right_B = batch[DESIRABLE] if DESIRABLE in batch else torch.arange(len(batch)) % 2 == 0
+    return float(sums_B[is_right_B].mean() - sums_B[~is_right_B].mean())
 
 
 def _distance(critic: Update, values_N: Tensor, earned: Mapping[tuple[int, ...], float]) -> float:

@@ -25,18 +25,26 @@ from nemorl_compat.peers.verl_hydra import flat, scalar
 from nemorl_compat.shell import Expanded, expand
 from nemorl_compat.shell.expanding import program_of
 
-FAMILIES = ("grpo", "sft", "dpo")
-"""Kinds of runs that are translated."""
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "trl": ("grpo", "sft", "dpo", "kto", "orpo", "cpo"),
+    "verl": ("grpo",),
+    "openrlhf": ("grpo", "sft", "dpo"),
+}
+"""System -> kinds of runs that are translated."""
 PROGRAMS: Mapping[str, re.Pattern[str]] = {
-    "trl": re.compile(r"(?:^|/|_|\btrl )(grpo|sft|dpo|kto|rloo|reward)(?:_\w+)?(?:\.py)?$"),
+    "trl": re.compile(r"(?:^|/|_|\btrl )(grpo|sft|dpo|kto|orpo|cpo|rloo|reward)(?:_\w+)?(?:\.py)?$"),
     "verl": re.compile(
         r"(?:^|.*[./])(?:verl|recipe)[./](?:\w+[./])*(\w*(?:main|trainer|generation|merge)\w*)(?:\.py)?$|(?:^|/)(main_ppo)\.py$"
     ),
     "openrlhf": re.compile(r"openrlhf\.cli\.train_(ppo_ray|sft|dpo|rm|kto|kd|ppo)"),
 }
 """Word of a command line that is a system's program; its group says which."""
-KINDS = {"grpo": "grpo", "ppo_ray": "grpo", "main_ppo": "grpo", "sft": "sft", "dpo": "dpo"}
-"""Name of a program -> family."""
+KINDS: Mapping[str, Mapping[str, str]] = {
+    "trl": {name: name for name in FAMILIES["trl"]},
+    "verl": {"main_ppo": "grpo"},
+    "openrlhf": {"ppo_ray": "grpo", "sft": "sft", "dpo": "dpo"},
+}
+"""System, and name of a program of it -> family."""
 OF_LAUNCHERS = ("num_processes", "num_machines", "nproc_per_node", "nnodes", "num_gpus")
 """Options before the program that say how many processes there are."""
 FEW, WIDTH = 6, 100
@@ -71,7 +79,7 @@ class Given:
     values: dict[str, Any]
     """Key, with its sections where the system has any -> value"""
     family: str | None = None
-    """``grpo``, ``sft`` or ``dpo``, where it is known"""
+    """One of ``FAMILIES``, where it is known"""
     folder: Path = field(default_factory=Path)
     decisions: dict[str, tuple[Any, str]] = field(default_factory=dict)
     """Thing that a script looked at -> what it was, and what it means"""
@@ -151,12 +159,12 @@ def _of_script(path: Path, system: str, family: str | None, run: ScriptRun) -> G
     expanded = expand(path, run.variables, run.arguments)
     found = [(words, *_program(words, system)) for words in expanded.commands]
     programs = list(dict.fromkeys((tuple(words), place, name) for words, place, name in found if name is not None))
-    programs = [one for one in programs if KINDS.get(one[2], family) is not None] or programs[:1]
+    programs = [one for one in programs if KINDS[system].get(one[2], family) is not None] or programs[:1]
     if not programs:
         raise _no_command(path, system, expanded)
     words, place, program = programs[_chosen(path, [words for words, _, _ in programs], run)]
     given = Given(system, {}, folder=path.parent, decisions=_decisions(expanded, words))
-    return _of_command(words, place, KINDS.get(program, family), given, program)
+    return _of_command(words, place, KINDS[system].get(program, family), given, program)
 
 
 def _no_command(path: Path, system: str, expanded: Expanded) -> UsageError:
@@ -213,7 +221,7 @@ def _program(words: Sequence[str], system: str) -> tuple[int, str | None]:
 
 def _of_command(words: Sequence[str], place: int, family: str | None, given: Given, program: str) -> Given:
     if family is None:
-        raise UsageError(f"{program} is not translated", fix=f"programs for {', '.join(FAMILIES)} are")
+        raise UsageError(f"{program} is not translated", fix=f"programs for {', '.join(FAMILIES[given.system])} are")
     given.family = family
     launcher = dict(_options(words[:place]))
     given.values |= {key: launcher[key] for key in OF_LAUNCHERS if key in launcher}

@@ -18,7 +18,7 @@ from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.key_table import Outcome
 from nemorl_compat.migration import NO_EFFECT, Change, Migration, assembled, options_of
 from nemorl_compat.peers import openrlhf, trl, verl
-from nemorl_compat.peers.reading import Given, ScriptRun, read
+from nemorl_compat.peers.reading import FAMILIES, Given, ScriptRun, read
 from nemorl_compat.peers.tables import Entry, Table, table
 
 Part = Callable[[Given, Pieces], None]
@@ -38,7 +38,7 @@ def translate_file(
     Args:
         path: The file.
         system: ``trl``, ``verl`` or ``openrlhf``.
-        family: ``grpo``, ``sft`` or ``dpo``, where the file does not say it.
+        family: One of ``FAMILIES``, where the file does not say it.
         allow_loss: Patterns of old keys that may be lost.
         run: How a script is to be read.
 
@@ -52,6 +52,11 @@ def translate_file(
 def translate(given: Given, *, allow_loss: Iterable[str] = ()) -> Migration:
     """A config that was read, translated; as :func:`translate_file`."""
     given.family = given.family or _family(given)
+    if given.family not in FAMILIES[given.system]:
+        raise UsageError(
+            f"{given.family} of {table(given.system).system} is not translated",
+            fix=f"{', '.join(FAMILIES[given.system])} are",
+        )
     known = table(given.system)
     judged = {key: _judged(known, given, key, value) for key, value in given.values.items()}
     new = _made(known, given, judged)
@@ -96,7 +101,7 @@ def _family(given: Given) -> str:
     if found is None:
         raise UsageError(
             "this config does not say what it is for",
-            fix="give --algorithm grpo, sft or dpo, or the command that runs it",
+            fix=f"give --algorithm {'|'.join(FAMILIES[given.system])}, or the command that runs it",
         )
     return found
 

@@ -13,9 +13,13 @@ REWARDS = {"accuracy_reward": "math", "trl.rewards.accuracy_reward": "math"}
 SIGNS = {
     "grpo": ("num_generations", "max_completion_length", "reward_funcs", "epsilon", "num_iterations"),
     "sft": ("packing", "dataset_text_field", "completion_only_loss", "assistant_only_loss", "neftune_noise_alpha"),
+    "kto": ("desirable_weight", "undesirable_weight"),
+    "cpo": ("cpo_alpha", "simpo_gamma"),
     "dpo": ("precompute_ref_log_probs", "f_divergence_type", "rpo_alpha", "ld_alpha"),
 }
-"""Arguments that one kind of run has alone."""
+"""Arguments that one kind of run has alone, but for those of DPO, which KTO has too."""
+PAIRED = ("dpo", "orpo", "cpo")
+"""Kinds of runs whose rows are two sequences."""
 
 
 def family(given: Given) -> str | None:
@@ -90,8 +94,8 @@ def lengths(given: Given, new: Pieces) -> None:
     if given.family != "grpo":
         limit = given.whole("max_length", given.number("max_seq_length", 1024))
         new.put("policy.max_sequence_tokens", limit)
-        common.microbatches(given, new, rows, limit * (2 if given.family == "dpo" else 1))
-        if given.family == "dpo" and given.has("max_completion_length"):
+        common.microbatches(given, new, rows, limit * (2 if given.family in PAIRED else 1))
+        if given.family in PAIRED and given.has("max_completion_length"):
             new.differ("max_completion_length", "responses are not cut: policy.max_sequence_tokens bounds the whole")
         return
     longest = given.whole("max_completion_length", 512)
@@ -250,6 +254,30 @@ def dpo_loss(given: Given, new: Pieces) -> None:
         new.miss("loss_type", f"the loss {', '.join(map(str, kinds))}")
 
 
+def kto(given: Given, new: Pieces) -> None:
+    if given.family != "kto":
+        return
+    order = given.get("train_sampling_strategy", "sequential")
+    new.put("shuffle", order != "sequential")
+    if order not in ("sequential", "random"):
+        new.differ("train_sampling_strategy", "rows come in a random order")
+    new.differ(
+        "per_device_train_batch_size",
+        "the reference point is estimated once per step on all its rows, not on each device's batch",
+    )
+
+
+def reference_free(given: Given, new: Pieces) -> None:
+    """ORPO, and CPO of which SimPO is one loss."""
+    if given.family == "orpo":
+        new.put("prompt_loss", True)
+    elif given.family == "cpo":
+        new.put("algorithm", "simpo")
+        kind = given.get("loss_type", "sigmoid")
+        if kind != "simpo":
+            new.miss("loss_type", f"the loss {kind} of CPO (SimPO's is loss_type: simpo)")
+
+
 def assistant(given: Given, new: Pieces) -> None:
     if given.family == "sft" and not given.get("assistant_only_loss", False):
         new.differ("assistant_only_loss", "of a conversation, what the assistant says is learnt and nothing else")
@@ -340,6 +368,8 @@ PARTS = (
     rewards,
     grpo,
     dpo_loss,
+    kto,
+    reference_free,
     assistant,
     optimizer,
     loop,

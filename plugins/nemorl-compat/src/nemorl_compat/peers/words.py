@@ -13,6 +13,9 @@ FEW = 2
 SECTIONS = ("", "policy", "policy.optimizer", "policy.schedule", "generation", "validation", "checkpoint")
 """Sections of a nemorl config where somebody may write a flat key of another system."""
 
+OFFLINE = {"sft": "sft", "dpo": "dpo", "kto": "kto", "orpo": "orpo", "simpo": "cpo"}
+"""Algorithm that samples nothing -> the family of other systems that has its keys."""
+
 
 def foreign_words(kind: str, name: str, value: Any = None, algorithm: Any = None) -> str | None:
     """Say what to do here about a name of another training system; ``None`` where it is of none that is known.
@@ -29,7 +32,7 @@ def foreign_words(kind: str, name: str, value: Any = None, algorithm: Any = None
         >>> foreign_words("column", "ability")
         '`ability` is of verl: nothing reads it; a reward gets it as the parameter `ability`'
     """
-    family = str(algorithm) if algorithm in ("sft", "dpo") else "grpo"
+    family = OFFLINE.get(str(algorithm), "grpo")
     known = [table(system) for system in SYSTEMS]
     if kind == "config":
         return _of_config(name, value)

@@ -5,31 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
-from nemorl.config.models import Placement
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
-from nemorl_rl.config import offload_problems
 from pydantic import Field
 
-from nemorl_preference.pair_config import PairConfig, pair_metrics
+from nemorl_preference.pair_config import PairConfig, pair_metrics, sft_metric
+from nemorl_preference.reference_config import REFERENCE_METRICS, ReferenceConfig
 
 
-class DPOConfig(PairConfig):
+class DPOConfig(PairConfig, ReferenceConfig):
     """Direct preference optimisation (arXiv:2305.18290): learn from pairs of responses, without sampling any."""
 
     summary: ClassVar[str] = "Direct preference optimisation on pairs of responses (sigmoid, hinge, IPO)"
     trainer: ClassVar[str] = "nemorl_preference.dpo.trainer:DPOTrainer"
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
         **pair_metrics(
-            {
-                "sft_loss": MetricInfo(
-                    "SFT loss", "nats", "negative log-likelihood of the chosen responses", smooth=True
-                )
-            },
+            sft_metric("negative log-likelihood of the chosen responses"),
             "mean implicit reward of the {side} responses: beta times the log-ratio",
             "both falling: the chosen responses lose likelihood too; raise `sft_loss_weight`",
         ),
-        "timing/train/policy_and_reference_logprobs": MetricInfo("Log-probs", "seconds", "old and reference log-probs"),
+        **REFERENCE_METRICS,
     }
 
     algorithm: Literal["dpo"] = "dpo"
@@ -51,10 +46,6 @@ class DPOConfig(PairConfig):
     with it. Unset: for ``ipo`` only, as its authors do."""
     sft_average_log_probs: bool = False
     """Average the chosen responses' negative log-likelihood over their tokens instead of adding it up."""
-    reference: Literal["precomputed", "model"] = "precomputed"
-    """``precomputed``: before the first step, ask the policy, which is the reference then, for the log-probs of all
-    rows that the run will see, and keep them in the run directory. ``model``: keep a frozen copy and ask it in every
-    step; for data whose rows are not known beforehand."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -65,19 +56,8 @@ class DPOConfig(PairConfig):
         if not self.preference_loss_weight and not self.sft_loss_weight:
             yield ConfigIssue("preference_loss_weight", "both losses weigh 0: nothing would be learnt", "use 1.0")
 
-        if self.place().takes_turns:
-            yield from offload_problems(self)
-
-    def place(self) -> Placement:
-        """Policy and reference take turns only where it is asked for, as they change places in every step."""
-        return Placement(takes_turns=self.needs_reference and bool(self.cluster.take_turns))
-
     @property
     def averages_preference(self) -> bool:
         """``preference_average_log_probs``, decided."""
         given = self.preference_average_log_probs
         return self.loss == "ipo" if given is None else given
-
-    @property
-    def needs_reference(self) -> bool:
-        return self.reference == "model"

@@ -2,9 +2,9 @@
 
 # N = tokens of all sequences concatenated, B = sequences, S = sequences in the table
 
-Before the first update the policy *is* the reference. What DPO needs of it is one number per response, so a table of
-these numbers stands in for a second model in memory and for its forward pass in every step. The table is written to the
-run directory; a resumed run reads it.
+Before the first update the policy *is* the reference. What DPO and KTO need of it is one number per response, so a
+table of these numbers stands in for a second model in memory and for its forward pass in every step. The table is
+written to the run directory; a resumed run reads it.
 """
 
 from __future__ import annotations
