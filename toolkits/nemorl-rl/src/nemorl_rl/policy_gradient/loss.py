@@ -16,6 +16,7 @@ from nemorl_tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_m
 from torch import Tensor
 
 from nemorl_rl.policy_gradient.correction import Correction
+from nemorl_rl.policy_gradient.token_masks import TokenMask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class PolicyGradientLoss:
 
     loss = sum(loss_weights * (-w * surrogate + kl_penalty * KL(policy || reference)))
 
-    The correction never touches the KL term. A subclass is a frozen dataclass that defines ``surrogate``.
+    Neither correction nor token masks touch the KL term. A subclass is a frozen dataclass that defines ``surrogate``.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -48,10 +49,12 @@ class PolicyGradientLoss:
     """One update per batch: the old policy is the one at hand, the ratio is exactly 1."""
     correction: Correction | None = None
     """Weights w of the surrogate from old and generation log-probs; without gradient."""
+    token_masks: tuple[TokenMask, ...] = ()
+    """Leave tokens out of the surrogate; the others weigh no more for it."""
 
     @property
     def requires(self) -> frozenset[str]:
-        fields = {"advantages", "generation_logprobs"}
+        fields = {"advantages", "generation_logprobs"}.union(*(each.requires for each in self.token_masks))
         if not self.on_policy:
             fields.add("old_logprobs")
         if self.kl_penalty > 0:
@@ -124,6 +127,10 @@ class PolicyGradientLoss:
             weights, correction_metrics = self.correction(self.sampler_log_ratio(old_logprobs, batch), batch)
             per_token = weights * per_token
             metrics |= correction_metrics
+        for token_mask in self.token_masks:
+            kept, mask_metrics = token_mask(policy_logprobs.detach(), batch)
+            per_token = torch.where(kept, per_token, 0.0)
+            metrics |= mask_metrics
         if self.kl_penalty > 0:
             # The reference was no sampler: the KL is over the whole vocabulary, and of every trained token.
             drawn = old_logprobs if self.kl.weighted_by == "old" else batch["generation_logprobs"]

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
 
     from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
+    from nemorl_rl.policy_gradient.token_masks import TokenMask
 
 P = TypeVar("P", bound=PolicyGradientConfig)
 
@@ -151,7 +152,15 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
             "correction": build_correction(config.importance_correction),
             "kl_penalty": config.loss_kl_penalty,
             "kl": config.kl_term(),
+            "token_masks": self.token_masks(),
         }
+
+    def token_masks(self) -> tuple[TokenMask, ...]:
+        """What leaves tokens out of the surrogate, as the config asks for it."""
+        from nemorl_rl.policy_gradient.token_masks import OffPolicyMask
+
+        limit = self.config.off_policy_mask
+        return () if limit is None else (OffPolicyMask(limit),)
 
     def transforms_read(self, field: str) -> bool:
         return any(field in transform.requires for transform in self.transforms)
