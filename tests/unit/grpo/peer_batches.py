@@ -62,7 +62,7 @@ class PeerBatch:
 
 def peer_batch(number: int) -> PeerBatch:
     """The batch of this number."""
-    draw = random.Random(number)  # noqa: S311
+    draw = random.Random(number)
 
     def table(one: Any) -> Tensor:
         return torch.tensor([[one() for _ in range(LONGEST)] for _ in range(RESPONSES)])

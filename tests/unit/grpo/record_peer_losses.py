@@ -7,8 +7,8 @@ HEAD by name. TRL is the installed package. Writes ``peer_losses.json`` beside t
 """
 
 from __future__ import annotations
-
 import __future__
+
 import ast
 import importlib.metadata
 import json
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from peer_batches import BATCHES, RECORD, PeerBatch, peer_batch  # noqa: E402
+from peer_batches import BATCHES, RECORD, PeerBatch, peer_batch
 
 REPOSITORIES = {
     "verl": "verl-project/verl",
@@ -58,7 +58,7 @@ class Peer:
             code = compile(
                 ast.Module([node], []), path, "exec", flags=__future__.annotations.compiler_flag, dont_inherit=True
             )
-            exec(code, scope)  # noqa: S102
+            exec(code, scope)
         return SimpleNamespace(**scope)
 
     def source(self, path: str, function: str) -> dict[str, str]:
@@ -153,9 +153,7 @@ def skyrl_cases(peer: Peer) -> dict[str, Any]:
     scope = peer.load(path, ["reduce_loss", "dppo_policy_loss"], **known)
     cases = {}
     for kind, low, high in (("binary_tv", 0.1, 0.15), ("binary_kl", 0.04, 0.05)):
-        config = Options(
-            dppo=Options(dppo_type=kind, delta_low=low, delta_high=high), off_policy_correction=Options()
-        )
+        config = Options(dppo=Options(dppo_type=kind, delta_low=low, delta_high=high), off_policy_correction=Options())
 
         def compute(batch: PeerBatch, policy: Tensor, config: Any = config) -> Tensor:
             found = scope.dppo_policy_loss(policy, batch.old, _tokens(batch), config, batch.mask, batch.generation)[0]

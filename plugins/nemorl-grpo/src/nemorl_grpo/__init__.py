@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nemorl_grpo.variants.gspo import *
     from nemorl_grpo.variants.luspo import *
     from nemorl_grpo.variants.maxrl import *
+    from nemorl_grpo.variants.optimal_token_baseline import *
     from nemorl_grpo.variants.raw_reward import *
     from nemorl_grpo.variants.reinforce_baselines import *
     from nemorl_grpo.variants.reinforce_plus_plus import *
@@ -39,6 +40,7 @@ _HOMES = {
     "KLCovConfig": "variants.covariance",
     "LUSPOConfig": "variants.luspo",
     "MaxRLConfig": "variants.maxrl",
+    "OptimalTokenBaselineConfig": "variants.optimal_token_baseline",
     "RLOOConfig": "variants.reinforce_baselines",
     "RawRewardConfig": "variants.raw_reward",
     "ReinforcePlusPlusBaselineConfig": "variants.reinforce_baselines",

@@ -234,6 +234,11 @@ class PolicyGradientConfig(UpdatesConfig):
     off_policy_mask: float | None = Field(None, gt=0)
     """Responses of negative advantage train nothing once the policy has left them: where the mean of generation -
     policy log-prob over their tokens is above this, in nats. 0.5 is typical. Unset: all train."""
+    high_entropy_frac: float | None = Field(None, gt=0, lt=1)
+    """Share of the batch's tokens that train: those where the policy was least sure (arXiv:2506.01939, which takes
+    0.2). Costs a forward pass where there is one update per step. Unset: all train."""
+    entropy_bonus: float = Field(0.0, ge=0)
+    """Weight of the policy's entropy in the loss, which rewards it for staying unsure. 0.001 is a start."""
     message_penalties: MessagePenalties | None = None
     """Advantages of messages with broken tool calls or think tags, in place of their own. Unset: none."""
 
@@ -256,6 +261,17 @@ class PolicyGradientConfig(UpdatesConfig):
             )
         if self.filtered_logprobs:
             yield from self._filter_problems()
+        for name in self.moment_options:
+            if self.filtered_logprobs:
+                yield ConfigIssue(name, "entropies are of the whole vocabulary", "set filtered_logprobs: false")
+            if "moments" not in self.policy.backend.supports:
+                yield ConfigIssue(name, "policy.backend knows no entropies", "use policy.backend: dtensor or megatron")
+
+    @property
+    def moment_options(self) -> tuple[str, ...]:
+        """Options that are set and read the whole distribution at each token."""
+        asked = {"high_entropy_frac": self.high_entropy_frac, "entropy_bonus": self.entropy_bonus}
+        return tuple(name for name, value in asked.items() if value)
 
     def _filter_problems(self) -> Iterator[ConfigIssue]:
         """Options that cannot be combined with log-probs of a truncated distribution."""
@@ -284,11 +300,13 @@ class PolicyGradientConfig(UpdatesConfig):
 
     @property
     def token_filter(self) -> TokenFilter | None:
-        """The filter that restricts log-probs; None is the whole vocabulary."""
-        if not self.filtered_logprobs:
+        """What a loss is given beside plain log-probs, or restricts them; None is nothing."""
+        if not self.filtered_logprobs and self.entropy_bonus == 0:
             return None
         from nemorl_tensors.filtering import TokenFilter
 
+        if not self.filtered_logprobs:
+            return TokenFilter(beside_moments=True)
         needs_whole = self.loss_kl_penalty > 0
         return TokenFilter(self.generation.top_k, self.generation.top_p, beside_whole=needs_whole)
 

@@ -1,4 +1,4 @@
-"""Token masks: tokens that a loss leaves out of its surrogate, judged by the policy at hand.
+"""Token masks: tokens that a loss leaves out of its surrogate, judged by the policy at hand or marked before the step.
 
 # N = tokens of all sequences concatenated, B = sequences
 
@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 
 import torch
 from nemorl.metrics import Metric
+from nemorl.types import Samples
 from nemorl_tensors import TokenBatch, masked_mean, segment_mean
 from nemorl_tensors.ratios import masked_log_ratio
 from torch import Tensor
@@ -65,3 +66,51 @@ class OffPolicyMask:
         advantages = torch.where(mask, batch["advantages"], 0.0)
         kept = (advantages >= 0) | (distance_B <= self.limit)[batch.sequence_ids]
         return kept, {"off_policy_masked_frac": masked_mean((~kept).float(), mask)}
+
+
+@dataclass(frozen=True)
+class MarkHighEntropy:
+    """The field ``high_entropy`` [N] bool: the share of the batch's trained tokens where the policy was least sure.
+
+    marked_t = old_entropy_t >= the quantile 1 - fraction of all trained tokens               arXiv:2506.01939, eq. 5
+
+    Differs from TRL: once a step, by the old policy, so that microbatches cannot change it.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7, 8]], [[False, True, True, True]])
+        >>> batch = batch.with_tokens(old_entropies=torch.tensor([0.0, 0.1, 2.0, 0.7]))
+        >>> MarkHighEntropy(0.5)(batch, Samples(()))[0]["high_entropy"].tolist()
+        [False, False, True, True]
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset({"old_entropies"})
+
+    fraction: float
+
+    def __call__(self, batch: TokenBatch, samples: Samples) -> tuple[TokenBatch, dict[str, Metric]]:
+        entropies = batch["old_entropies"]
+        trained = entropies[batch.mask].sort().values
+        threshold = torch.inf
+        if trained.numel():
+            place = (1 - self.fraction) * (trained.numel() - 1)
+            below, above = (float(trained[index]) for index in (int(place), min(int(place) + 1, trained.numel() - 1)))
+            threshold = below + (above - below) * (place - int(place))
+        metrics: dict[str, Metric] = {"old_entropy": masked_mean(entropies, batch.mask)}
+        return batch.with_tokens(high_entropy=batch.mask & (entropies >= threshold)), metrics
+
+
+@dataclass(frozen=True)
+class HighEntropyMask:
+    """Tokens that :class:`MarkHighEntropy` has marked stay.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6]], [[False, True]])
+        >>> HighEntropyMask()(torch.zeros(2), batch.with_tokens(high_entropy=torch.tensor([False, True])))[0].tolist()
+        [False, True]
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset({"high_entropy"})
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
+        kept = batch["high_entropy"]
+        return kept, {"high_entropy_frac": masked_mean(kept.float(), batch.mask)}
