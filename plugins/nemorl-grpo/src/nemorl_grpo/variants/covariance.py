@@ -8,10 +8,11 @@ Differs from the paper: tokens are chosen once a step; std is the unbiased one; 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 from nemorl_rl.policy_gradient.config import ClippedConfig, PolicyGradientConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from nemorl_rl.policy_gradient.updates import BatchTransform
@@ -23,11 +24,22 @@ if TYPE_CHECKING:
     from nemorl_grpo.loss_covariance import ClipCovLoss, KLCovLoss
 
 
+COVARIANT = {
+    "train/covariant_frac": MetricInfo(
+        "Covariant tokens",
+        "share",
+        "share of tokens chosen because they would cost much entropy",
+        "0: none in the band",
+    )
+}
+
+
 class ClipCovConfig(GroupNormalization, ClippedConfig):
     """Clip-Cov (arXiv:2505.22617)."""
 
     summary: ClassVar[str] = "GRPO that leaves out a few tokens which would cost most of the entropy"
     trainer: ClassVar[str] = "nemorl_grpo.variants.covariance:ClipCovTrainer"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**PolicyGradientConfig.metrics, **COVARIANT}
 
     algorithm: Literal["clip_cov"] = "clip_cov"
     """Name of the algorithm."""
@@ -71,6 +83,7 @@ class KLCovConfig(GroupNormalization, PolicyGradientConfig):
 
     summary: ClassVar[str] = "GRPO without a clip that holds back the tokens which would cost most of the entropy"
     trainer: ClassVar[str] = "nemorl_grpo.variants.covariance:KLCovTrainer"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**PolicyGradientConfig.metrics, **COVARIANT}
 
     algorithm: Literal["kl_cov"] = "kl_cov"
     """Name of the algorithm."""

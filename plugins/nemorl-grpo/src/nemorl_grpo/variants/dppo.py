@@ -9,10 +9,11 @@ Differs from the paper: std is the unbiased one; a KL penalty can be added. With
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 from nemorl_rl.policy_gradient.config import ImportanceCorrection, PolicyGradientConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
@@ -28,6 +29,16 @@ class DPPOConfig(GroupNormalization, PolicyGradientConfig):
 
     summary: ClassVar[str] = "GRPO with a trust region of probabilities around the sampler"
     trainer: ClassVar[str] = "nemorl_grpo.variants.dppo:DPPOTrainer"
+
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **PolicyGradientConfig.metrics,
+        "train/masked_frac": MetricInfo(
+            "Tokens outside the trust region",
+            "share",
+            "share of tokens that train nothing because their probability has moved too far",
+            "growth: fewer updates per step, or a lower rate",
+        ),
+    }
 
     algorithm: Literal["dppo"] = "dppo"
     """Name of the algorithm."""

@@ -7,10 +7,11 @@ Differs from the paper: std is the unbiased one; a KL penalty can be added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 from nemorl_rl.policy_gradient.config import ImportanceCorrection, PolicyGradientConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
@@ -27,6 +28,15 @@ class VESPOConfig(GroupNormalization, PolicyGradientConfig):
 
     summary: ClassVar[str] = "REINFORCE with a smooth weight of responses, for samples of other weights"
     trainer: ClassVar[str] = "nemorl_grpo.variants.vespo:VESPOTrainer"
+
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {
+        **PolicyGradientConfig.metrics,
+        "train/response_weight": MetricInfo(
+            "Weight of responses",
+            meaning="mean weight of a token's response, 1 where policy and sampler agree",
+            watch_for="a fall to 0: the samples are too old to teach",
+        ),
+    }
 
     algorithm: Literal["vespo"] = "vespo"
     """Name of the algorithm."""
