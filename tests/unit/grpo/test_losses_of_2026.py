@@ -14,7 +14,7 @@ import torch
 from nemorl.config import load_config
 from nemorl.errors import ConfigError
 from nemorl.metrics import values
-from nemorl.types import Samples
+from nemorl.types import Branch, Prompt, Sample, Samples, Score
 from nemorl_grpo.loss_covariance import ClipCovLoss, Highest, KLCovLoss, MarkCovariant, RandomInBand, covariances
 from nemorl_grpo.loss_dppo import DivergenceMaskLoss
 from nemorl_grpo.loss_dro import QuadraticDriftLoss
@@ -22,7 +22,7 @@ from nemorl_grpo.loss_gmpo import GeometricMeanLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
 from nemorl_grpo.loss_sapo import SoftGateLoss
 from nemorl_grpo.loss_vespo import GammaWeightLoss
-from nemorl_grpo.variants.optimal_token_baseline import token_baselines
+from nemorl_grpo.variants.optimal_token_baseline import OptimalTokenBaseline, token_baselines
 from nemorl_grpo.variants.raw_reward import NormalizedRewards
 from nemorl_rl.policy_gradient.correction import KPop
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGradientLoss
@@ -261,6 +261,22 @@ def test_a_token_with_nothing_to_compare_with_has_no_baseline() -> None:
     # The third token of the longest of a group, and all of a response alone in its group.
     found = _baselines([[1, 1, 1], [0, 0], [1]], [[1, 1, 1], [1, 1], [1]], [0, 0, 1])
     assert found.tolist() == pytest.approx([0.5, 0.5, 0, 0.5, 0.5, 0])
+
+
+def test_all_sequences_of_an_episode_are_in_its_group() -> None:
+    # An agent's two token sequences of one token each, reward 1, beside a response of reward 0: paths 1, 1 and 3.
+    # Baseline (1 + 1 + 0) / (1 + 1 + 3) = 0.4. Noise is 1 - 2p + p^2 with p = 0: 1;   3 for the other.
+    prompt = Prompt(0, "1+1=", (5,))
+    agent = Sample(prompt, (5, 6), (False, True), (0.0, -1.0), Score(1.0), "2", "stop")
+    agent = replace(agent, branches=(Branch((5, 7), (False, True), (0.0, -1.0)),))
+    other = Sample(prompt, (5, 8), (False, True), (0.0, -1.0), Score(0.0), "3", "stop")
+    samples = Samples([agent, other])
+    batch = TokenBatch.from_samples(samples, [1.0, 0.0])
+    batch = batch.with_tokens(
+        old_logprobs=torch.full((6,), -math.inf), old_collisions=torch.tensor([0.0, 0, 0, 0, 0, 2])
+    )
+    found, _ = OptimalTokenBaseline()(batch, samples)
+    assert found["advantages"][found.mask].tolist() == pytest.approx([0.6, 0.6, -0.4])
 
 
 @pytest.mark.parametrize(

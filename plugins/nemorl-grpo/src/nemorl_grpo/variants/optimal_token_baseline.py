@@ -10,8 +10,9 @@ A_i,t = r_i - B_t
 Beyond the second longest response of its group the longest has no baseline, as nothing is there to compare it with: its
 reward alone. Neither has a group of one.
 
-Differs from the paper: positions are counted over trained tokens, as in its code for several turns; weights against the
-sampler play no part in W. The loss is PPO's clipped surrogate; the metrics ``advantages/*`` show rewards.
+Differs from the paper: positions are counted over trained tokens, as in its code for several turns, and in each of an
+episode's token sequences anew; weights against the sampler play no part in W. The loss is PPO's clipped surrogate; the
+metrics ``advantages/*`` show rewards.
 """
 
 from __future__ import annotations
@@ -79,13 +80,9 @@ class OptimalTokenBaseline:
     requires: ClassVar[frozenset[str]] = frozenset({"advantages", "old_logprobs", "old_collisions"})
 
     def __call__(self, batch: TokenBatch, samples: Samples) -> tuple[TokenBatch, dict[str, Metric]]:
-        baselines = token_baselines(
-            batch["advantages"],
-            1 - 2 * batch["old_logprobs"].exp() + batch["old_collisions"],
-            batch.mask,
-            batch.lengths,
-            samples.group_ids,
-        )
+        noise = 1 - 2 * batch["old_logprobs"].exp() + batch["old_collisions"]
+        groups = [samples.group_ids[episode] for episode in batch.episodes.tolist()]
+        baselines = token_baselines(batch["advantages"], noise, batch.mask, batch.lengths, groups)
         return batch.with_tokens(advantages=batch["advantages"] - baselines), {}
 
 
