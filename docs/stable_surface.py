@@ -39,9 +39,17 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
     "nemorl.contracts": (
         *("AdapterBackend", "DataModule", "DataSource", "Environment", "Episode", "Fingerprinted"),
         *("GenerationBackend", "GenerationCapability", "Head", "HeldOut", "HoldsVersions", "Logger", "Loss"),
-        *("ObservableSampler", "ObservableTrainer", "PublishesPieces", "RateScalingBackend", "RemarkingBackend"),
-        *("ReportingSampler", "RequestBackend", "SelectiveLoss", "SizedDataModule", "SnapshottingBackend"),
-        *("Table", "TrainingBackend", "TrainingCapability", "WeightTransport", "WeightsName", "WorkerGroup"),
+        *("MomentsBackend", "ObservableSampler", "ObservableTrainer", "PublishesPieces", "RateScalingBackend"),
+        *("RemarkingBackend", "ReportingSampler", "RequestBackend", "SelectiveLoss", "SizedDataModule"),
+        *(
+            "SnapshottingBackend",
+            "Table",
+            "TrainingBackend",
+            "TrainingCapability",
+            "WeightTransport",
+            "WeightsName",
+            "WorkerGroup",
+        ),
     ),
     "nemorl_rl.agents.contract": (
         *("CallLimitError", "CallOptions", "ChatMessage", "ChatReply", "ContextOverflowError", "EpisodeClosedError"),

@@ -22,7 +22,13 @@ from nemorl.metrics import merge, values
 from nemorl.plugins import registry
 from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
+from nemorl_grpo.loss_covariance import ClipCovLoss, KLCovLoss
+from nemorl_grpo.loss_dppo import DivergenceMaskLoss
+from nemorl_grpo.loss_dro import QuadraticDriftLoss
+from nemorl_grpo.loss_gmpo import GeometricMeanLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
+from nemorl_grpo.loss_sapo import SoftGateLoss
+from nemorl_grpo.loss_vespo import GammaWeightLoss
 from nemorl_ppo.loss import PPOLoss, ValueLoss
 from nemorl_preference.dpo.hinge import HingeLoss
 from nemorl_preference.dpo.ipo import IPOLoss
@@ -33,8 +39,9 @@ from nemorl_preference.likelihood import LikelihoodPairLoss
 from nemorl_preference.orpo.loss import ORPOLoss
 from nemorl_preference.rm.loss import BradleyTerryLoss
 from nemorl_preference.simpo.loss import SimPOLoss
-from nemorl_rl.policy_gradient.correction import IcePop, OfSequences, Plain, SequenceMask, Truncated
+from nemorl_rl.policy_gradient.correction import IcePop, KPop, OfSequences, Plain, SequenceMask, Truncated
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGradientLoss
+from nemorl_rl.policy_gradient.token_masks import HighEntropyMask, OffPolicyMask
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
@@ -54,20 +61,43 @@ CORRECTIONS = (
     IcePop(),
     SequenceMask(),
     SequenceMask(0.0, 1e30),
+    KPop(),
     OfSequences(Plain()),
 )
 TERMS = tuple(
     itertools.starmap(
         KLTerm,
-        itertools.product(("k1", "k2", "k3"), (20.0, 40.0), (10.0, None), ("unbiased", "estimator"), (False, True)),
+        itertools.product(
+            ("k1", "k2", "k3"),
+            (20.0, 40.0),
+            (10.0, None),
+            ("unbiased", "expectation", "estimator"),
+            (None, "generation"),
+        ),
     )
 )
-FAMILY: tuple[type[PolicyGradientLoss], ...] = (ClippedPolicyGradientLoss, SequenceRatioLoss, CappedWeightLoss)
+FAMILY: tuple[type[PolicyGradientLoss], ...] = (
+    ClippedPolicyGradientLoss,
+    SequenceRatioLoss,
+    CappedWeightLoss,
+    SoftGateLoss,
+    GeometricMeanLoss,
+    ClipCovLoss,
+)
+HELD_BACK: tuple[type[PolicyGradientLoss], ...] = (QuadraticDriftLoss, KLCovLoss)
+"""Losses with a penalty of their own: a token without an advantage has a gradient, too."""
+OF_THE_SAMPLER = (DivergenceMaskLoss(), DivergenceMaskLoss("kl", 0.05, 0.05), GammaWeightLoss())
+"""Losses whose ratio is that to the sampler: nothing corrects them."""
+DRIFTING = DivergenceMaskLoss(drift_penalty=1e-3)
 LOSSES: list[Any] = [
-    *(kind(kl_penalty=0.1, correction=correction) for kind in FAMILY for correction in CORRECTIONS),
+    *(kind(kl_penalty=0.1, correction=correction) for kind in (*FAMILY, *HELD_BACK) for correction in CORRECTIONS),
     *(ClippedPolicyGradientLoss(kl_penalty=0.1, kl=term) for term in TERMS),
     *(kind(kl_penalty=0.1, kl=KLTerm(weighted_by="generation")) for kind in FAMILY[1:]),
     *(kind(kl_penalty=0.1, on_policy=True, correction=Plain()) for kind in FAMILY),
+    *OF_THE_SAMPLER,
+    QuadraticDriftLoss(on_policy=True),
+    DRIFTING,
+    ClippedPolicyGradientLoss(token_masks=(OffPolicyMask(0.5), HighEntropyMask())),
     ClippedPolicyGradientLoss(dual_clip=3.0),
     PPOLoss(dual_clip=3.0, kl_penalty=0.1, positive_nll_weight=0.1),
     PPOLoss(kl_penalty=0.1, kl=KLTerm("k2", weighted_by="old")),
@@ -95,6 +125,8 @@ LOSSES: list[Any] = [
     NLLLoss(),
 ]
 ABSTRACT = {PolicyGradientLoss, PreferenceLoss, LikelihoodPairLoss}
+MASKS = "nemorl_rl.policy_gradient.token_masks"
+"""Parts of losses, which read fields too."""
 
 
 def shipped_losses() -> Iterator[type]:
@@ -105,7 +137,7 @@ def shipped_losses() -> Iterator[type]:
         root = importlib.import_module(package)
         for module in pkgutil.walk_packages(root.__path__, f"{package}."):
             for _, found in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-                if found.__module__ == module.name and "requires" in dir(found) and not is_transform(found):
+                if found.__module__ == module.name != MASKS and "requires" in dir(found) and not is_transform(found):
                     yield found
 
 
@@ -157,6 +189,8 @@ def drawn_batch(
     batch = shape.with_tokens(
         response_mask=shape.mask, **{name: torch.where(shape.mask, field, NAN) for name, field in fields.items()}
     )
+    marks = {name: picked((0.0, 1.0), size, generator) > 0 for name in ("covariant", "high_entropy")}
+    batch = batch.with_tokens(**marks)
     of_sequences = {
         "reference_response_logprobs": picked((0.0, -1e3, -1e5, 1e4), (8,), generator),
         "reference_points": picked((0.0, 1.0, 1e3), (1,), generator).expand(8),
@@ -245,7 +279,8 @@ def test_what_a_loss_says_has_no_gradient_has_none_whatever_the_log_ratios(loss:
         has_gradient = loss.has_gradient(batch)
         assert bool((outputs.grad[~has_gradient[batch.sequence_ids]] == 0).all())
         seen |= set(has_gradient.tolist())
-    assert seen == ({True} if getattr(loss, "kl_penalty", 0.0) else {True, False})
+    everywhere = getattr(loss, "kl_penalty", 0.0) or loss == DRIFTING
+    assert seen == ({True} if everywhere else {True, False})
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: type(loss).__name__)
@@ -269,6 +304,7 @@ def one_token(advantage: float, log_ratio: float, **fields: float) -> tuple[Tens
     shape = TokenBatch.from_sequences([[5, 6]], [[False, True]])
     held = {"advantages": advantage, "old_logprobs": -1.0 - log_ratio, "generation_logprobs": -1.0, **fields}
     batch = shape.with_tokens(**{name: torch.tensor([NAN, value]) for name, value in held.items()})
+    batch = batch.with_tokens(covariant=torch.tensor([True, False]))
     return torch.tensor([NAN, -1.0], requires_grad=True), batch
 
 

@@ -39,3 +39,17 @@ test_reinforce_plus_plus_baseline = pytest.mark.full(
 )
 test_gdpo = conformance("algorithms", {"name": "gdpo", **GROUPS}, reward_fn=digits_and_brevity)
 test_maxrl = pytest.mark.full(conformance("algorithms", {"name": "maxrl", **GROUPS}))
+test_sapo = pytest.mark.full(conformance("algorithms", {"name": "sapo", **OFF_POLICY}))
+test_dppo = conformance("algorithms", {"name": "dppo", **OFF_POLICY, "drift_penalty": 1e-3})
+test_vespo = pytest.mark.full(conformance("algorithms", {"name": "vespo", **OFF_POLICY}))
+test_luspo = pytest.mark.full(conformance("algorithms", {"name": "luspo", **OFF_POLICY}))
+test_gmpo = pytest.mark.full(conformance("algorithms", {"name": "gmpo", **OFF_POLICY}))
+test_dro = pytest.mark.full(conformance("algorithms", {"name": "dro", **OFF_POLICY}))
+test_clip_cov = pytest.mark.full(conformance("algorithms", {"name": "clip_cov", **OFF_POLICY, "cov_low": 0.01}))
+test_kl_cov = conformance("algorithms", {"name": "kl_cov", **OFF_POLICY})
+test_raw_reward = pytest.mark.full(conformance("algorithms", {"name": "raw_reward", **GROUPS}))
+test_optimal_token_baseline = conformance("algorithms", {"name": "optimal_token_baseline", **GROUPS})
+test_entropy_bonus = conformance(
+    "algorithms", {"name": "grpo", **OFF_POLICY, "entropy_bonus": 0.01, "off_policy_mask": 0.5}
+)
+test_high_entropy = conformance("algorithms", {"name": "grpo", **OFF_POLICY, "high_entropy_frac": 0.5}, only=RESUME)

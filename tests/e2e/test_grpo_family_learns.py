@@ -25,6 +25,16 @@ FAMILY: dict[str, dict[str, Any]] = {
     "reinforce_plus_plus_baseline": {},
     "gdpo": {"reward_weights": {"digits": 1.0, "even": 0.5}},
     "maxrl": {},
+    "sapo": {"num_minibatches": 4},
+    "dppo": {"num_minibatches": 4},
+    "vespo": {"num_minibatches": 4},
+    "luspo": {"num_minibatches": 4, "clip_low": 0.02, "clip_high": 0.03},
+    "gmpo": {"num_minibatches": 4},
+    "dro": {"num_minibatches": 4},
+    "clip_cov": {"num_minibatches": 4, "cov_fraction": 0.02, "cov_low": 0.1},
+    "kl_cov": {"num_minibatches": 4, "cov_fraction": 0.02},
+    "raw_reward": {"normalize_advantages": True},
+    "optimal_token_baseline": {},
 }
 
 

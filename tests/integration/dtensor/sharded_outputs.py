@@ -10,7 +10,9 @@ import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.config import DTensorConfig
+from nemorl_tensors.filtering import TokenFilter
 from nemorl_testing.batches import ragged_batch
+from nemorl_testing.moments import Unsure
 from nemorl_testing.training_outputs import CandidateNLL, PairLoss, SquaredError
 from torch import Tensor
 
@@ -37,12 +39,14 @@ class Outputs:
     topk_ids: Tensor
     topk_logprobs: Tensor
     """[N, K] both, after two steps"""
+    moments: Tensor
+    """[N, 3] after three steps, the last of which rewards entropy"""
     losses: list[float]
-    """Squared errors of the critic, pair losses, candidate losses"""
+    """Squared errors of the critic, pair losses, candidate losses, entropy"""
 
 
 def outputs(context: WorkerContext, model: str, way: Way) -> Outputs:
-    """One rank: a critic learns two steps, and a policy one step of pairs and one of candidates."""
+    """One rank: a critic learns two steps, and a policy one step of pairs, of candidates and of entropy."""
     batch = replace(ragged_batch().select([0, 5, 2, 3, 4, 1, 7, 6]), sequences_per_group=2)
     batch = batch.with_sequences(pair=torch.arange(8) // 2)
     candidates = torch.stack([batch.token_ids, batch.token_ids.roll(1), batch.token_ids.roll(2)], 1)
@@ -64,5 +68,8 @@ def outputs(context: WorkerContext, model: str, way: Way) -> Outputs:
     losses.append(backend.train_step(mine, PairLoss())["loss"].value)
     losses.append(backend.train_step(mine, CandidateNLL())["loss"].value)
     ids, logprobs = backend.get_topk_logprobs(mine, K)
+    unsure = replace(mine, keep=TokenFilter(beside_moments=True))
+    losses.append(backend.train_step(unsure, Unsure())["loss"].value)
+    moments = backend.get_moments(mine)
     backend.shutdown()
-    return Outputs(sequences, values, ids, logprobs, losses)
+    return Outputs(sequences, values, ids, logprobs, moments, losses)

@@ -39,7 +39,7 @@ def found() -> dict[str, list[Outputs]]:
 def test_values_candidates_and_pairs_equal_those_of_one_process(way: Way, found: dict[str, list[Outputs]]) -> None:
     (one,) = found["one random" if "init" in way.policy else "one"]
     ranks = found[way.name][:: way.policy.get("tensor_parallel_size", 1)]
-    for name in ("values", "topk_logprobs"):
+    for name in ("values", "topk_logprobs", "moments"):
         assert torch.allclose(joined(ranks, name), joined([one], name), atol=1e-5), name
     assert torch.equal(joined(ranks, "topk_ids"), joined([one], "topk_ids"))
     totals = [sum(losses) for losses in zip(*(rank.losses for rank in ranks), strict=True)]

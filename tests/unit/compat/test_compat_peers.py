@@ -189,11 +189,26 @@ def test_arguments_of_the_chat_template_and_of_the_models_config_keep_their_name
     assert config.policy.hf_config_overrides == {"max_position_embeddings": 32768}
 
 
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"loss_type": "sapo", "sapo_temperature_neg": 1.2}, {"algorithm": "sapo", "tau_negative": 1.2}),
+        ({"loss_type": "vespo", "vespo_k_pos": 1.5}, {"algorithm": "vespo", "k_positive": 1.5, "lambda_negative": 2.0}),
+        ({"loss_type": "luspo", "importance_sampling_level": "sequence"}, {"algorithm": "luspo", "clip_low": 0.2}),
+        ({"entropy_coef": 0.01, "top_entropy_quantile": 0.2}, {"entropy_bonus": 0.01, "high_entropy_frac": 0.2}),
+        ({"off_policy_mask_threshold": 0.5}, {"off_policy_mask": 0.5}),
+    ],
+)
+def test_newer_losses_and_masks_of_trl_keep_their_knobs(keys: dict[str, Any], expected: dict[str, Any]) -> None:
+    config = loaded(translated("trl", {**TRL_GRPO, **keys}))
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
 # Refusals
 
 LOSSES = [
-    ("trl", TRL_GRPO, "entropy_coef", 0.01),
-    ("trl", TRL_GRPO, "loss_type", "sapo"),
+    ("trl", TRL_GRPO, "use_adaptive_entropy", True),
+    ("trl", TRL_GRPO, "loss_type", "luspo"),
     ("trl", TRL_GRPO, "scale_rewards", "batch"),
     ("trl", TRL_GRPO, "reward_funcs", ["my.reward"]),
     ("trl", TRL_SFT, "num_train_epochs", 0.5),

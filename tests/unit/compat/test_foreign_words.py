@@ -17,7 +17,7 @@ from nemorl_rl.data.tokenizer import Tokenizer
 from recorded_messages import Raises
 
 GRPO = {"algorithm": "grpo", "model": "org/model"}
-ALGORITHMS = ("grpo", "dr_grpo", "gspo", "sft", "dpo", "kto", "orpo", "simpo", "reinforce_plus_plus")
+ALGORITHMS = ("grpo", "sapo", "vespo", "dr_grpo", "gspo", "sft", "dpo", "kto", "orpo", "simpo", "reinforce_plus_plus")
 
 
 def fix_of(config: dict[str, Any], overrides: tuple[str, ...] = ()) -> str:
@@ -40,7 +40,7 @@ def fix_of(config: dict[str, Any], overrides: tuple[str, ...] = ()) -> str:
             "batch_size: batch_size counts the rows",
         ),
         ({**GRPO, "logging_steps": 5}, "needs no counterpart: it is about logs"),
-        ({**GRPO, "entropy_coef": 0.1}, "is not supported where it asks for an entropy bonus"),
+        ({**GRPO, "entropy_coef": 0.1}, "lives at entropy_bonus"),
         ({**GRPO, "micro_rollout_batch_size": 4}, "OpenRLHF's `micro_rollout_batch_size` has no counterpart"),
         ({**GRPO, "rollout": {"n": 4}}, "verl's `rollout.n` lives at num_generations_per_prompt"),
         (

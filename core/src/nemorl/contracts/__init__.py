@@ -25,6 +25,7 @@ from nemorl.contracts.memory import SleepingBackend as SleepingBackend
 from nemorl.contracts.training import AdapterBackend as AdapterBackend
 from nemorl.contracts.training import Head as Head
 from nemorl.contracts.training import Loss as Loss
+from nemorl.contracts.training import MomentsBackend as MomentsBackend
 from nemorl.contracts.training import ObservableTrainer as ObservableTrainer
 from nemorl.contracts.training import PublishesPieces as PublishesPieces
 from nemorl.contracts.training import RateScalingBackend as RateScalingBackend

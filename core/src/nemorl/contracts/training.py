@@ -36,6 +36,7 @@ TrainingCapability = Literal[
     "asynchronous_checkpoint",  # SnapshottingBackend: a checkpoint is written while training goes on
     "filtered_logprobs",  # log-probs among the tokens that the sampler left
     "lora",  # policy.lora
+    "moments",  # MomentsBackend: entropies of the distribution, and losses that read them
     "muon",  # policy.optimizer.name
     "nf4",  # policy.lora.base: a base in 4 bits
     "offload",  # OffloadingBackend: leaves the device's memory and comes back
@@ -228,6 +229,23 @@ class SnapshottingBackend(Protocol):
     def snapshot_files(self, *, wait: bool) -> Mapping[str, str] | None:
         """The files of this rank's last snapshot, flushed to disk, each path with the SHA-256 of its content; ``None``
         while it is being written, unless asked to wait. Raises what kept it from being written."""
+        ...
+
+
+@runtime_checkable
+class MomentsBackend(Protocol):
+    """A training backend that knows the whole distribution at each token (capability ``moments``).
+
+    It gives a loss the same, with gradient, where ``batch.keep.beside_moments`` asks for it.
+
+    >>> logprobs, entropies, collisions = backend.get_moments(batch).unbind(-1)  # doctest: +SKIP
+    """
+
+    def get_moments(self, batch: TokenBatch) -> Tensor:
+        """[N, 3] float32 without gradient: log-probs, entropies in nats, and sums of squared probabilities.
+
+        Of the policy, at ``batch.temperature`` and over the whole vocabulary; zeros where ``batch.mask`` is False.
+        """
         ...
 
 

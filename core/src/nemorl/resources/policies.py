@@ -51,6 +51,10 @@ class TrainingPolicy:
         """[N] float32 nats of every token of ``batch``, in its order."""
         return self._measured(TrainingBackend.get_logprobs, batch, weights)[0]
 
+    def get_moments(self, batch: TokenBatch) -> Tensor:
+        """[N, 3] log-prob, entropy and chance of two equal draws at every token (capability ``moments``)."""
+        return self._measured("get_moments", batch)[0]
+
     def get_values(self, batch: TokenBatch) -> Tensor:
         """[N] float32 value of the state before each token of ``batch``, of a model with a value head."""
         return self._measured(TrainingBackend.get_values, batch)[0]

@@ -126,7 +126,10 @@ class LossFlavour(_Choice):
     @classmethod
     def _has_a_loss(cls, value: Any) -> Any:
         if isinstance(value, str) and value in NO_LOSS:
-            context = {"message": NO_LOSS[value], "fix": f"leave `loss:` out; `advantage: {value}` works with any loss"}
+            context = {
+                "message": NO_LOSS[value],
+                "fix": f"use `algorithm: dppo` with `drift_penalty: 1.0e-3` and `advantage: {value}`",
+            }
             raise PydanticCustomError(PROBLEM, "{message}", context)
         return value
 

@@ -134,6 +134,13 @@ class RolloutTrainer(BaseTrainer[R]):
         with self.run.timer.phase("policy_and_reference_logprobs"):
             return batch.with_tokens(old_logprobs=self.run.policy.get_logprobs(batch))
 
+    def with_old_moments(self, batch: TokenBatch) -> TokenBatch:
+        """The batch with ``old_logprobs``, and beside them ``old_entropies`` and ``old_collisions``, the chance that
+        two tokens drawn there are the same (capability ``moments``)."""
+        with self.run.timer.phase("policy_and_reference_logprobs"):
+            logprobs, entropies, collisions = self.run.policy.get_moments(batch).unbind(-1)
+        return batch.with_tokens(old_logprobs=logprobs, old_entropies=entropies, old_collisions=collisions)
+
     def with_reference_logprobs(self, batch: TokenBatch) -> TokenBatch:
         """The batch with ``reference_logprobs``: the frozen initial policy's."""
         with self.run.timer.phase("policy_and_reference_logprobs"):

@@ -25,11 +25,20 @@ class TokenFilter:
     top_p: float = 1.0
     beside_whole: bool = False
     """A loss is given [N, 2]: log-probs of what is kept, and of the whole vocabulary"""
+    beside_moments: bool = False
+    """A loss is given [N, 3]: log-probs, entropies in nats, and the chance that two draws agree (without gradient), all
+    of the whole vocabulary; nothing is left out"""
 
     @property
-    def alone(self) -> TokenFilter:
-        """The same without those of the whole vocabulary."""
-        return replace(self, beside_whole=False)
+    def alone(self) -> TokenFilter | None:
+        """What leaves tokens out, without what stands beside it."""
+        alone = replace(self, beside_whole=False, beside_moments=False)
+        return alone if alone != TokenFilter() else None
+
+    @property
+    def columns(self) -> int:
+        """Numbers of each token that a loss is given."""
+        return 3 if self.beside_moments else 2 if self.beside_whole else 1
 
     def applied(self, logits_CV: Tensor) -> Tensor:
         """[C, V] with -inf at what is not kept; without gradient, as what is kept does not follow the weights."""
@@ -89,12 +98,14 @@ def kept_logprobs(
 
 
 def filtered(score: Callable[..., Tensor], keep: TokenFilter | None) -> Tensor:
-    """Result of ``score(keep=…)``, [M] or [M, 2] as ``keep`` asks for it.
+    """Result of ``score(keep=…)``, [M] or with more columns as ``keep`` asks for it.
 
     Example:
         >>> filtered(lambda keep: torch.zeros(3), TokenFilter(top_k=1, beside_whole=True)).shape
         torch.Size([3, 2])
     """
+    if keep is not None and keep.beside_moments:
+        return score(moments=True)
     if keep is None or not keep.beside_whole:
         return score(keep=keep)
     return torch.stack((score(keep=keep), score(keep=None)), dim=-1)

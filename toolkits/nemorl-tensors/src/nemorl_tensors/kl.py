@@ -23,7 +23,7 @@ KLType = Literal["k1", "k2", "k3"]
 Example:
     >>> kind: KLType = "k3"
 """
-KLGradient = Literal["unbiased", "estimator"]
+KLGradient = Literal["unbiased", "expectation", "estimator"]
 KLWeights = Literal["generation", "old"]
 
 
@@ -84,8 +84,9 @@ class KLTerm:
     Tokens are drawn from the policy, so the gradient of E[k] is E[dk + k * dlog policy] and not E[dk], which is 0 for
     k1 and that of the forward KL for k3 (arXiv:2506.09477). With ``gradient`` ``unbiased``, w = exp(policy - policy
     without gradient) = 1 adds the second part for k1 and k3; the derivative of k2 is that of KL(policy || reference) as
-    it is. ``weighted_by``: w = exp(policy - generation), or exp(policy - old), instead, for tokens that another policy
-    has drawn; its gradient is kept in the same cases.
+    it is; ``expectation`` adds it for k2 too, which gives the gradient of E[k2] (NeMo RL). ``weighted_by``: w =
+    exp(policy - generation), or exp(policy - old), instead, for tokens that another policy has drawn; its gradient is
+    kept in the same cases.
 
     Example:
         >>> mask = torch.tensor([True, False])
@@ -118,7 +119,7 @@ class KLTerm:
         """
         base = policy_logprobs.detach() if self.weighted_by is None else drawn_logprobs.detach()
         weight = importance_weight(masked_log_ratio(policy_logprobs, base, mask))
-        if self.gradient == "unbiased" and self.kind != "k2":
+        if self.gradient == "expectation" or (self.gradient == "unbiased" and self.kind != "k2"):
             is_clamped = masked_log_ratio(policy_logprobs, reference_logprobs, mask).abs() > self.input_clamp
             weight = torch.where(is_clamped, weight.detach(), weight)
         else:

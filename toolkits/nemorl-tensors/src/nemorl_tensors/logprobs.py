@@ -56,6 +56,7 @@ def linear_logprobs(
     softcap: float | None = None,
     chunk_tokens: int | None = None,
     keep: TokenFilter | None = None,
+    moments: bool = False,
     weight_gradient: Gradient | None = None,
 ) -> Tensor:
     """``log softmax(f(hidden @ weight.T + bias) / temperature)`` at ``targets``, chunk by chunk, forward and backward.
@@ -69,6 +70,8 @@ def linear_logprobs(
         softcap: ``f(x) = softcap * tanh(x / softcap)`` for models that cap their logits (Gemma 2), else identity.
         chunk_tokens: Positions per chunk; by default so many that a chunk's logits fill ``CHUNK_LOGITS`` elements.
         keep: The softmax is over what this leaves of the vocabulary; a target outside has -inf and no gradient.
+        moments: Of [M] targets, [M, 3] is returned: log-probs, entropies in nats, and the sums of squared probabilities
+            (the chance that two draws agree), which have no gradient. Excludes ``keep``.
         weight_gradient: Gives the [V, D] float32 tensor that the gradient of ``weight`` is added to; autograd then
             gets none. Unset: autograd adds it up, as that of any parameter.
 
@@ -87,9 +90,15 @@ def linear_logprobs(
     count = hidden.shape[0]
     kept = chunk_tokens is None and count * weight.shape[0] * weight.element_size() <= KEPT_LOGITS_BYTES
     kept &= torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
-    how = _How(temperature, softcap, max(1, count) if kept else chunk, kept, keep, weight_gradient)
+    how = _How(temperature, softcap, max(1, count) if kept else chunk, kept, keep, moments, weight_gradient)
     result: Tensor = _LinearLogprobs.apply(hidden, weight, bias, candidates_MK, how)  # type: ignore[no-untyped-call]
-    return result.view(targets.shape)
+    return result if moments else result.view(targets.shape)
+
+
+def moments_of(logits: Tensor, normalizers: Tensor) -> Tensor:
+    """[C, 2] entropies and sums of squared probabilities of [C, V] logits, given the [C, 1] log of their sum."""
+    probs = torch.exp(logits - normalizers)
+    return torch.stack((torch.special.entr(probs).sum(1), probs.square().sum(1)), 1)
 
 
 @torch.no_grad()
@@ -138,6 +147,8 @@ class _How:
     kept: bool
     """The logits of all positions, which are one chunk, stay until the backward pass."""
     keep: TokenFilter | None
+    moments: bool
+    """Two more columns: entropies, and sums of squared probabilities"""
     weight_gradient: Gradient | None
 
     def logits(self, raw_CV: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -155,7 +166,9 @@ class _How:
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: _How) -> Tensor:
-        logprobs = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        width = targets.shape[1]
+        shape = (targets.shape[0], width + 2 * how.moments)
+        logprobs = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         normalizers = torch.empty((targets.shape[0], 1), dtype=torch.float32, device=hidden.device)
         ctx.kept_CV = None
         for part in chunked(targets.shape[0], how.chunk):
@@ -163,16 +176,18 @@ class _LinearLogprobs(torch.autograd.Function):
             for rows, places in how.slices(part, weight.shape[0], hidden.device):
                 logits_CV = how.logits(raw_CV[rows])[0]
                 normalizers[places] = torch.logsumexp(logits_CV, dim=1, keepdim=True)
-                logprobs[places] = logits_CV.gather(1, targets[places]) - normalizers[places]
+                logprobs[places, :width] = logits_CV.gather(1, targets[places]) - normalizers[places]
+                if how.moments:
+                    logprobs[places, width:] = moments_of(logits_CV, normalizers[places])
             if how.kept:
                 ctx.kept_CV = raw_CV
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizers)
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizers, logprobs[:, width : width + 1].clone())
         ctx.how = how
         return logprobs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalizers = ctx.saved_tensors
+        hidden, weight, bias, targets, normalizers, entropies = ctx.saved_tensors
         how: _How = ctx.how
         kept_CV, ctx.kept_CV = ctx.kept_CV, None  # what follows overwrites it
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -184,7 +199,8 @@ class _LinearLogprobs(torch.autograd.Function):
         for part in chunked(targets.shape[0], how.chunk):
             raw_CV = product(hidden[part], weight, bias) if kept_CV is None else kept_CV
             for rows, places in how.slices(part, weight.shape[0], hidden.device):
-                grad_CV = _logits_gradient(raw_CV[rows], targets[places], grads[0][places], normalizers[places], how)
+                of_places = targets[places], grads[0][places], normalizers[places], entropies[places]
+                grad_CV = _logits_gradient(raw_CV[rows], *of_places, how)
                 if grad_bias is not None:
                     grad_bias += grad_CV.sum(0)
                 raw_CV[rows] = grad_CV
@@ -201,17 +217,39 @@ class _LinearLogprobs(torch.autograd.Function):
         )
 
 
-def _logits_gradient(raw_CV: Tensor, targets_CK: Tensor, grad_CK: Tensor, normalizers_C1: Tensor, how: _How) -> Tensor:
+def _logits_gradient(
+    raw_CV: Tensor, targets_CK: Tensor, grads: Tensor, normalizers_C1: Tensor, entropies_C1: Tensor, how: _How
+) -> Tensor:
     """[C, V] float32 gradient of the head's output."""
     logits_CV, cap_slope_CV = how.logits(raw_CV)
+    grad_CK = grads[:, : targets_CK.shape[1]]
     if how.keep is not None:
         grad_CK = torch.where(logits_CV.gather(1, targets_CK).isfinite(), grad_CK, 0.0)
+    probs_CV = torch.sub(logits_CV, normalizers_C1).exp_()
     # d logp(target) / d logits = onehot(target) - softmax
-    grad_CV = torch.sub(logits_CV, normalizers_C1).exp_().mul_(-grad_CK.sum(1, keepdim=True))
+    grad_CV = softmax_gradient(probs_CV, grads, grad_CK, entropies_C1)
     grad_CV.scatter_add_(1, targets_CK, grad_CK)
     if how.temperature != 1.0:
         grad_CV /= how.temperature
     return grad_CV if cap_slope_CV is None else grad_CV.mul_(cap_slope_CV)
+
+
+def softmax_gradient(probs: Tensor, grads: Tensor, grad_CK: Tensor, entropies: Tensor) -> Tensor:
+    """[C, V] gradient by the logits but for the targets' own; ``probs`` is overwritten.
+
+    Args:
+        probs: [C, V] of this rank's tokens.
+        grads: [C, K], or with the columns of ``moments``.
+        grad_CK: Those of the log-probs.
+        entropies: [C, 1] with moments.
+    """
+    total = grad_CK.sum(1, keepdim=True)
+    if grads.shape[1] == grad_CK.shape[1]:
+        return probs.mul_(-total)
+    # d entropy / d logits = -p * (log p + entropy)
+    of_entropy = grads[:, grad_CK.shape[1], None]
+    gradient: Tensor = torch.special.entr(probs)
+    return gradient.mul_(of_entropy).sub_(probs.mul_(total + of_entropy * entropies))
 
 
 def _add_product(into_VD: Tensor, grad_CV: Tensor, hidden_CD: Tensor) -> None:

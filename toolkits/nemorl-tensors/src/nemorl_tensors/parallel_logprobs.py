@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nemorl_tensors.filtering import TokenFilter, lowest_kept
-from nemorl_tensors.logprobs import CHUNK_LOGITS, chunked, head_logits
+from nemorl_tensors.logprobs import CHUNK_LOGITS, chunked, head_logits, moments_of, softmax_gradient
 
 
 def vocab_parallel_logprobs(
@@ -31,6 +31,7 @@ def vocab_parallel_logprobs(
     softcap: float | None = None,
     chunk_tokens: int | None = None,
     keep: TokenFilter | None = None,
+    moments: bool = False,
 ) -> Tensor:
     """As :func:`nemorl_tensors.linear_logprobs`, with ``weight`` spread over ``group``. Collective.
 
@@ -45,6 +46,7 @@ def vocab_parallel_logprobs(
         softcap: ``softcap * tanh(logits / softcap)`` where the model caps its logits.
         chunk_tokens: Positions per chunk; by default so many that a chunk's logits fill ``CHUNK_LOGITS`` elements.
         keep: The softmax is over what this leaves of the whole vocabulary: ranks exchange the logits that may be kept.
+        moments: [M, 3] for [M] targets, as there.
 
     Returns:
         float32 nats of the shape of ``targets``, the same on every rank. The gradient of ``hidden`` is whole on every
@@ -56,10 +58,10 @@ def vocab_parallel_logprobs(
     chunk = chunk_tokens or max(1, CHUNK_LOGITS // max(1, weight.shape[0]))
     if keep is not None and keep.top_k is None:
         chunk = max(1, chunk // dist.get_world_size(group))  # each rank then has the logits of all
-    settings = (first, group, temperature, softcap, chunk, keep)
+    settings = (first, group, temperature, softcap, chunk, keep, moments)
     candidates_MK = targets[:, None] if targets.ndim == 1 else targets
     result: Tensor = _VocabParallelLogprobs.apply(hidden, weight, bias, candidates_MK, settings)  # type: ignore[no-untyped-call]
-    return result.view(targets.shape)
+    return result if moments else result.view(targets.shape)
 
 
 @torch.no_grad()
@@ -108,8 +110,10 @@ class _VocabParallelLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: tuple[Any, ...]
     ) -> Tensor:
-        first, group, temperature, softcap, chunk, keep = settings
-        logprobs = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        first, group, temperature, softcap, chunk, keep, moments = settings
+        width = targets.shape[1]
+        shape = (targets.shape[0], width + 2 * moments)
+        logprobs = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         normalizers = torch.empty((targets.shape[0], 1), dtype=torch.float32, device=hidden.device)
         lowest = torch.full_like(normalizers, -torch.inf)
         for part in chunked(targets.shape[0], chunk):
@@ -124,15 +128,20 @@ class _VocabParallelLogprobs(torch.autograd.Function):
             sums = torch.cat((total, _picked(logits_CU, targets[part], first)), 1)
             dist.all_reduce(sums, group=group)
             normalizers[part] = highest + torch.log(sums[:, :1])
-            logprobs[part] = sums[:, 1:] - normalizers[part]
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizers, lowest, logprobs.isfinite())
+            logprobs[part, :width] = sums[:, 1:] - normalizers[part]
+            if moments:
+                own = moments_of(logits_CU, normalizers[part])
+                dist.all_reduce(own, group=group)
+                logprobs[part, width:] = own
+        entropies = logprobs[:, width : width + 1].clone()
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizers, lowest, logprobs.isfinite(), entropies)
         ctx.settings = settings
         return logprobs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalizers, lowest, is_kept = ctx.saved_tensors
-        first, group, temperature, softcap, chunk, keep = ctx.settings
+        hidden, weight, bias, targets, normalizers, lowest, is_kept, entropies = ctx.saved_tensors
+        first, group, temperature, softcap, chunk, keep, _ = ctx.settings
         grad_MK = grads[0] if keep is None else torch.where(is_kept, grads[0], 0.0)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_hidden else None
@@ -142,9 +151,11 @@ class _VocabParallelLogprobs(torch.autograd.Function):
             logits_CU, cap_slope_CU = head_logits(hidden[part], weight, bias, temperature, softcap)
             logits_CU = logits_CU if keep is None else _at_least(logits_CU, lowest[part])
             # d logp(target) / d logits = onehot(target) - softmax
-            grad_CU = torch.exp(logits_CU - normalizers[part]).mul_(-grad_MK[part].sum(1, keepdim=True))
+            probs_CU = torch.exp(logits_CU - normalizers[part])
+            grad_CK = grad_MK[part, : targets.shape[1]]
+            grad_CU = softmax_gradient(probs_CU, grad_MK[part], grad_CK, entropies[part])
             is_mine, column = _columns(targets[part], first, weight.shape[0])
-            grad_CU.scatter_add_(1, column, torch.where(is_mine, grad_MK[part], 0.0))
+            grad_CU.scatter_add_(1, column, torch.where(is_mine, grad_CK, 0.0))
             grad_CU /= temperature
             if cap_slope_CU is not None:
                 grad_CU *= cap_slope_CU

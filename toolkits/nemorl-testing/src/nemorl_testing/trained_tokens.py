@@ -90,7 +90,7 @@ def _expect_given(subject: Subject, ids: tuple[int, ...], mask: tuple[bool, ...]
 
 
 def _outputs(update: Update) -> Tensor:
-    """Outputs of the model, [N], or made-up ones for candidates, [N, K]. Masked slots hold NaN."""
+    """Outputs of the model, [N], or made-up ones for candidates, [N, K], or with moments, [N, 3]. Masked slots hold NaN."""
     import torch
 
     batch, said = update.batch, update.before
@@ -98,6 +98,8 @@ def _outputs(update: Update) -> Tensor:
         tokens, candidates = batch["candidate_ids"].shape
         draws = torch.randn(tokens, candidates + 1, generator=torch.Generator().manual_seed(0))
         said = torch.log_softmax(draws, 1)[:, :-1]
+    elif batch.keep is not None and batch.keep.beside_moments:
+        said = torch.stack((said, -said, said.exp()), 1)  # some entropies
     return torch.where(batch.mask.reshape(-1, *[1] * (said.ndim - 1)), said, torch.nan)
 
 

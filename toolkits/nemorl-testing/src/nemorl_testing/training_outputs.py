@@ -103,7 +103,7 @@ def check_likeliest_tokens_are_those_of_transformers(subject: Subject) -> None:
     ids, logprobs = (found.cpu() for found in build_trainer(subject).get_topk_logprobs(batch, K))
     expect(tuple(ids.shape) == (batch.num_tokens, K) and ids.dtype == torch.int64, f"ids are {ids.shape} {ids.dtype}")
     expect(not logprobs[~batch.mask].any() and not ids[~batch.mask].any(), "masked-out tokens are not zero")
-    plain = _vocabulary_logprobs(reference(model_folder(subject)), batch)
+    plain = vocabulary_logprobs(reference(model_folder(subject)), batch)
     wanted = plain.topk(K, dim=1).values
     expect_close(logprobs[batch.mask], wanted[batch.mask], subject.settings.tolerance, "a log-prob of the likeliest")
     named = plain.gather(1, ids)
@@ -196,7 +196,7 @@ def _plain_values(folder: Path, batch: TokenBatch) -> Tensor:
 
 
 @torch.no_grad()
-def _vocabulary_logprobs(model: Any, batch: TokenBatch) -> Tensor:
+def vocabulary_logprobs(model: Any, batch: TokenBatch) -> Tensor:
     """[N, V] of plain transformers; index t is what the tokens before t say. First tokens get zeros."""
     results = []
     for ids in torch.split(batch.token_ids, batch.lengths.tolist()):

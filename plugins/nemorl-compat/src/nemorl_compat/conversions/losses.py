@@ -116,6 +116,8 @@ def _kl(old: OldConfig, new: Pieces) -> None:
     if old.is_flat and not in_reward:
         # Until v0.7 the gradient was that of the formula alone.
         new.put("kl_gradient", "estimator")
+    elif kind == "k2" and not in_reward:
+        new.put("kl_gradient", "expectation")
 
 
 def _correction(old: OldConfig, variant: str) -> dict[str, Any]:

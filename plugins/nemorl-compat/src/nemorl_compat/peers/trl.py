@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nemorl_compat.conversions.pieces import Pieces
@@ -153,7 +154,11 @@ def vllm(given: Given, new: Pieces) -> None:
         new.put("generation.backend.tensor_parallel_size", int(width))
         new.put("cluster.colocated", False)
         new.differ("vllm_mode", "the generator gets GPUs of this run (cluster.generation_workers), not a server's")
-    if given.get("vllm_importance_sampling_correction", True):
+    if given.get("loss_type") == "vespo":
+        new.differ(
+            "loss_type", "the weight of a response is that against the sampler, which needs no further correction"
+        )
+    elif given.get("vllm_importance_sampling_correction", True):
         _correction(given, new)
 
 
@@ -182,6 +187,18 @@ def rewards(given: Given, new: Pieces) -> None:
         new.miss("reward_funcs", f"the reward {named[0]} by name (register it, or pass reward_fn in Python)")
     if given.has("reward_weights") and len(named) < 2 and given.get("reward_weights") != [1.0]:
         new.miss("reward_weights", "weights of rewards that are not named (the environment `weighted` has them)")
+
+
+OWN_KNOBS: Mapping[str, Mapping[str, tuple[str, float]]] = {
+    "sapo": {"tau_positive": ("sapo_temperature_pos", 1.0), "tau_negative": ("sapo_temperature_neg", 1.05)},
+    "vespo": {
+        "k_positive": ("vespo_k_pos", 2.0),
+        "lambda_positive": ("vespo_lambda_pos", 3.0),
+        "k_negative": ("vespo_k_neg", 3.0),
+        "lambda_negative": ("vespo_lambda_neg", 2.0),
+    },
+}
+"""Losses with knobs of their own, which are algorithms here: knob -> TRL's key, and its default there."""
 
 
 def grpo(given: Given, new: Pieces) -> None:
@@ -216,21 +233,25 @@ def grpo(given: Given, new: Pieces) -> None:
     elif algorithm == "cispo":
         new.put("ratio_cap", high)
         common.loss(new, "trl", kl, beta)
-    elif algorithm == "gspo":
+    elif algorithm in ("gspo", "luspo"):
         common.loss(new, "trl", {"clip_low": low, "clip_high": high, **kl}, beta)
+    elif algorithm in OWN_KNOBS:
+        for knob, (key, default) in OWN_KNOBS[algorithm].items():
+            new.put(knob, given.number(key, default))
+        common.loss(new, "trl", kl, beta)
     else:
         common.clip(new, low, high, given.get("delta"))
 
 
 def _algorithm(given: Given, new: Pieces, kind: str, level: str, divides: bool) -> None:
     if level == "sequence":
-        new.put("algorithm", "gspo")
-        if kind != "grpo":
+        new.put("algorithm", "luspo" if kind == "luspo" else "gspo")
+        if kind not in ("grpo", "luspo"):
             new.miss("loss_type", f"one ratio per response with the average of {kind} (gspo averages over responses)")
         if given.has("delta"):
             new.miss("delta", "a second bound on the ratio of a response")
-    elif kind == "cispo":
-        new.put("algorithm", "cispo")
+    elif kind == "cispo" or kind in OWN_KNOBS:
+        new.put("algorithm", kind)
     elif kind == "dr_grpo":
         new.put("algorithm", "dr_grpo")
         if divides:

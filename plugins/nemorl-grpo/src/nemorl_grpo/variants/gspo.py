@@ -9,9 +9,11 @@ than GRPO's, because a mean over many tokens moves less.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from nemorl_rl.policy_gradient.config import PolicyGradientConfig
+from nemorl.errors import ConfigIssue
+from nemorl_rl.policy_gradient.config import ImportanceCorrection, PolicyGradientConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
@@ -38,6 +40,10 @@ class GSPOConfig(GroupNormalization, PolicyGradientConfig):
     leave_one_out: bool = False
     """Baseline and spread of a response come from the *other* responses of its group."""
 
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        yield from judges_tokens(self.importance_correction)
+
     @property
     def averages_over(self) -> LossAggregation:
         return "sequence"
@@ -52,3 +58,10 @@ class GSPOTrainer(PolicyGradientTrainer[GSPOConfig]):
     """Group sequence policy optimisation (arXiv:2507.18071)."""
 
     config_class = GSPOConfig
+
+
+def judges_tokens(correction: ImportanceCorrection | None) -> Iterator[ConfigIssue]:
+    """A correction by the probabilities of tokens beside a loss that knows one ratio per response."""
+    if correction is not None and correction.kind == "kpop":
+        message = "kpop judges tokens by their probability, and this loss has one ratio per response"
+        yield ConfigIssue("importance_correction", message, "use icepop or sequence_mask")

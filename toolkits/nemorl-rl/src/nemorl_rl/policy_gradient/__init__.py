@@ -7,6 +7,7 @@
     kl_charge      ChargeKL, with_kl, kl_to_go: a KL from the initial policy that lowers advantages
     loss           PolicyGradientLoss, the base of losses, and ClippedPolicyGradientLoss
     correction     build_correction: weights of tokens for a sampler that is not quite the policy
+    token_masks    OffPolicyMask: tokens that a loss leaves out
     disagreement   DropDisagreeing: responses left out on which trainer and sampler disagree
     updates        BatchTransform: what happens to a batch before its updates; run_updates: its optimizer steps
     metrics        advantage_metrics, group_metrics, kl_metrics

@@ -78,12 +78,13 @@ class OverlongPenalty(Config):
             yield ConfigIssue("buffer_tokens", f"exceeds max_response_tokens = {self.max_response_tokens}", "lower it")
 
 
-CorrectionKind = Literal["plain", "truncated", "icepop", "sequence_mask"]
+CorrectionKind = Literal["plain", "truncated", "icepop", "sequence_mask", "kpop"]
 CORRECTION_BOUNDS: Mapping[CorrectionKind, Mapping[str, float]] = {
     "plain": {},
     "truncated": {"cap": 2.0, "low": 0.0},
     "icepop": {"low": 0.5, "high": 5.0},
     "sequence_mask": {"low": 0.999, "high": 1.002},
+    "kpop": {"divergence": 2.0},
 }
 """The bounds that each kind has, with the values published for it."""
 
@@ -98,7 +99,8 @@ class ImportanceCorrection(Config):
 
     kind: CorrectionKind = "truncated"
     """``plain``: the ratio itself. ``truncated``: at most ``cap``. ``icepop``: tokens with a ratio out of bounds train
-    nothing. ``sequence_mask``: responses whose geometric mean ratio is out of bounds train nothing."""
+    nothing. ``sequence_mask``: responses whose geometric mean ratio is out of bounds train nothing. ``kpop``: tokens
+    train nothing on which trainer and sampler are further apart than ``divergence``, in either direction."""
     cap: float | None = Field(None, gt=0)
     """Largest weight of a token, for ``truncated``. Unset: 2. Below 1, tokens of an exact sampler weigh less too."""
     low: float | None = Field(None, ge=0, le=1)
@@ -106,6 +108,8 @@ class ImportanceCorrection(Config):
     smallest weight, to which smaller ratios are raised. Unset: 0."""
     high: float | None = Field(None, ge=1)
     """Largest ratio that trains. Unset: 5 for ``icepop``, 1.002 for ``sequence_mask``."""
+    divergence: float | None = Field(None, gt=0)
+    """Largest KL, in nats, of the token against all others, for ``kpop``. Unset: 2."""
     per: Literal["token", "sequence"] = "token"
     """``token``: each token by its own ratio. ``sequence``: all tokens of a response by the product of their ratios,
     which is the ratio of the response: exact, and soon far from 1 where responses are long."""
@@ -130,7 +134,7 @@ class ImportanceCorrection(Config):
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         bounds = CORRECTION_BOUNDS[self.kind]
-        for name in ("cap", "low", "high"):
+        for name in ("cap", "low", "high", "divergence"):
             if getattr(self, name) is not None and name not in bounds:
                 yield ConfigIssue(name, f"{self.kind} has no {name}", f"its bounds: {', '.join(bounds) or 'none'}")
         top = "cap" if self.kind == "truncated" else "high"
@@ -139,6 +143,8 @@ class ImportanceCorrection(Config):
             yield ConfigIssue("low", f"{low:g} is above {top} = {high:g}", "swap or widen them")
         if self.kind == "sequence_mask" and self.per == "sequence":
             yield ConfigIssue("per", "sequence_mask keeps or drops responses and weighs tokens", "leave it out")
+        if self.kind == "kpop" and self.per == "sequence":
+            yield ConfigIssue("per", "kpop judges tokens by their probability", "leave it out")
 
 
 def _correction_of_sampler(fields: dict[str, Any]) -> ImportanceCorrection | None:
@@ -225,6 +231,14 @@ class PolicyGradientConfig(UpdatesConfig):
     """Responses train nothing on which trainer and sampler disagree too much: their mean of exp(|old - generation
     log-prob|), 1 where both agree exactly, is above this. 1.05 is typical. Costs a forward pass where there is one
     update per step."""
+    off_policy_mask: float | None = Field(None, gt=0)
+    """Responses of negative advantage train nothing once the policy has left them: where the mean of generation -
+    policy log-prob over their tokens is above this, in nats. 0.5 is typical. Unset: all train."""
+    high_entropy_frac: float | None = Field(None, gt=0, lt=1)
+    """Share of the batch's tokens that train: those where the policy was least sure (arXiv:2506.01939, which takes
+    0.2). Costs a forward pass where there is one update per step. Unset: all train."""
+    entropy_bonus: float = Field(0.0, ge=0)
+    """Weight of the policy's entropy in the loss, which rewards it for staying unsure. 0.001 is a start."""
     message_penalties: MessagePenalties | None = None
     """Advantages of messages with broken tool calls or think tags, in place of their own. Unset: none."""
 
@@ -247,6 +261,17 @@ class PolicyGradientConfig(UpdatesConfig):
             )
         if self.filtered_logprobs:
             yield from self._filter_problems()
+        for name in self.moment_options:
+            if self.filtered_logprobs:
+                yield ConfigIssue(name, "entropies are of the whole vocabulary", "set filtered_logprobs: false")
+            if "moments" not in self.policy.backend.supports:
+                yield ConfigIssue(name, "policy.backend knows no entropies", "use policy.backend: dtensor or megatron")
+
+    @property
+    def moment_options(self) -> tuple[str, ...]:
+        """Options that are set and read the whole distribution at each token."""
+        asked = {"high_entropy_frac": self.high_entropy_frac, "entropy_bonus": self.entropy_bonus}
+        return tuple(name for name, value in asked.items() if value)
 
     def _filter_problems(self) -> Iterator[ConfigIssue]:
         """Options that cannot be combined with log-probs of a truncated distribution."""
@@ -275,11 +300,13 @@ class PolicyGradientConfig(UpdatesConfig):
 
     @property
     def token_filter(self) -> TokenFilter | None:
-        """The filter that restricts log-probs; None is the whole vocabulary."""
-        if not self.filtered_logprobs:
+        """What a loss is given beside plain log-probs, or restricts them; None is nothing."""
+        if not self.filtered_logprobs and self.entropy_bonus == 0:
             return None
         from nemorl_tensors.filtering import TokenFilter
 
+        if not self.filtered_logprobs:
+            return TokenFilter(beside_moments=True)
         needs_whole = self.loss_kl_penalty > 0
         return TokenFilter(self.generation.top_k, self.generation.top_p, beside_whole=needs_whole)
 

@@ -127,6 +127,39 @@ class SequenceMask:
 
 
 @dataclass(frozen=True)
+class KPop:
+    """KPop: a token teaches nothing where trainer and sampler are too far apart, seen from either of them.
+
+    p, q = exp(old_logprobs), exp(generation_logprobs), within [1e-8, 1 - 1e-8]
+    KL(p, q) = p * log(p / q) + (1 - p) * log((1 - p) / (1 - q))
+    w_t = exp(log_ratio_t) if max(KL(p, q), KL(q, p)) <= divergence else 0         (https://ringtech.notion.site/kpop)
+
+    Differs from IcePop: a likely token may not move far, a rare one may.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7]], [[False, True, True]])
+        >>> batch = batch.with_tokens(generation_logprobs=torch.tensor([1.0, 0.01, 0.5]).log())
+        >>> KPop(divergence=0.5)(torch.tensor([1.0, 4.0, 1.98]).log(), batch)[0].round(decimals=2).tolist()
+        [1.0, 4.0, 0.0]
+    """
+
+    divergence: float = 2.0
+
+    def __call__(self, log_ratio: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
+        sampled = torch.where(batch.mask, batch["generation_logprobs"], 0.0)
+        q, p = (logs.exp().clamp(1e-8, 1 - 1e-8) for logs in (sampled, sampled + log_ratio))
+        distance = torch.maximum(_binary_kl(p, q), _binary_kl(q, p))
+        kept = ~batch.mask | (distance <= self.divergence)
+        weights = torch.where(kept, importance_weight(log_ratio), 0.0)
+        return _measured(weights, batch, out_of_bounds=masked_mean(~kept, batch.mask))
+
+
+def _binary_kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL of two distributions over a token and all others, in nats."""
+    return p * torch.log(p / q) + (1 - p) * torch.log((1 - p) / (1 - q))
+
+
+@dataclass(frozen=True)
 class OfSequences:
     """Another correction, told of each token the ratio of its whole response.
 
@@ -164,12 +197,14 @@ def build_correction(config: ImportanceCorrection | None) -> Correction | None:
     """
     if config is None:
         return None
-    bounds = {name: value for name in ("cap", "low", "high") if (value := getattr(config, name)) is not None}
+    names = ("cap", "low", "high", "divergence")
+    bounds = {name: value for name in names if (value := getattr(config, name)) is not None}
     kinds: dict[str, Callable[..., Correction]] = {
         "plain": Plain,
         "truncated": Truncated,
         "icepop": IcePop,
         "sequence_mask": SequenceMask,
+        "kpop": KPop,
     }
     correction = kinds[config.kind](**bounds)
     return OfSequences(correction) if config.per == "sequence" else correction

@@ -44,6 +44,24 @@ POLICY_GRADIENT_METRICS: Mapping[str, MetricInfo] = {
         "out",
         "growth: find the cause of the mismatch",
     ),
+    "train/entropy": MetricInfo(
+        "Entropy of the policy",
+        "nats",
+        "`entropy_bonus`: entropy of the whole vocabulary at a trained token",
+        "a fall to 0, or growth without an end: lower the bonus",
+    ),
+    "train/old_entropy": MetricInfo(
+        "Entropy of the policy", "nats", "`high_entropy_frac`: the same, before the step", "a fall to 0"
+    ),
+    "train/high_entropy_frac": MetricInfo(
+        "Tokens that train", "share", "`high_entropy_frac`: share of tokens that train", "another number than was asked"
+    ),
+    "train/off_policy_masked_frac": MetricInfo(
+        "Tokens that train",
+        "share",
+        "`off_policy_mask`: share of tokens whose response the policy has left",
+        "growth: the samples are too old, or the engines differ",
+    ),
     "train/sequence_mult_prob_error": MetricInfo(
         "Sampler mismatch of responses",
         meaning=f"{_DISAGREE}mean `token_mult_prob_error` of a response",

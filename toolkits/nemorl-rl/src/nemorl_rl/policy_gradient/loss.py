@@ -16,15 +16,16 @@ from nemorl_tensors.surrogate import clipped_surrogate, ratio_metrics, sampler_m
 from torch import Tensor
 
 from nemorl_rl.policy_gradient.correction import Correction
+from nemorl_rl.policy_gradient.token_masks import TokenMask
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradientLoss:
     """A surrogate of the advantages, weighed by a correction, with a KL penalty to the reference.
 
-    loss = sum(loss_weights * (-w * surrogate + kl_penalty * KL(policy || reference)))
+    loss = sum(loss_weights * (-w * surrogate + kl_penalty * KL(policy || reference) - entropy_bonus * entropy))
 
-    The correction never touches the KL term. A subclass is a frozen dataclass that defines ``surrogate``.
+    Neither correction nor token masks touch the KL term. A subclass is a frozen dataclass that defines ``surrogate``.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -48,10 +49,14 @@ class PolicyGradientLoss:
     """One update per batch: the old policy is the one at hand, the ratio is exactly 1."""
     correction: Correction | None = None
     """Weights w of the surrogate from old and generation log-probs; without gradient."""
+    token_masks: tuple[TokenMask, ...] = ()
+    """Leave tokens out of the surrogate; the others weigh no more for it."""
+    entropy_bonus: float = 0.0
+    """Weight of the policy's entropy, which is taken off the loss; the batch's ``keep`` then asks for moments."""
 
     @property
     def requires(self) -> frozenset[str]:
-        fields = {"advantages", "generation_logprobs"}
+        fields = {"advantages", "generation_logprobs"}.union(*(each.requires for each in self.token_masks))
         if not self.on_policy:
             fields.add("old_logprobs")
         if self.kl_penalty > 0:
@@ -86,7 +91,7 @@ class PolicyGradientLoss:
         return torch.ones_like(batch.lengths, dtype=torch.bool)
 
     def has_advantage(self, batch: TokenBatch) -> Tensor:
-        """[B] bool, True where an advantage of a trained token is not exactly 0, and everywhere with a KL penalty.
+        """[B] bool, True where an advantage of a trained token is not exactly 0; everywhere with a KL penalty or bonus.
 
         Example:
             >>> batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True], [False, True]])
@@ -94,7 +99,7 @@ class PolicyGradientLoss:
             >>> ClippedPolicyGradientLoss().has_advantage(batch).tolist()
             [True, False]
         """
-        if self.kl_penalty > 0:
+        if self.kl_penalty > 0 or self.entropy_bonus > 0:
             return torch.ones_like(batch.lengths, dtype=torch.bool)
         return segment_sum((batch["advantages"] != 0).float(), batch.mask, batch.lengths) > 0
 
@@ -105,9 +110,13 @@ class PolicyGradientLoss:
     def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
         metrics: dict[str, Metric] = {}
         whole_logprobs, trained = policy_logprobs, batch.mask
-        if batch.keep is not None and batch.keep.beside_whole:
+        entropies = policy_logprobs  # read with a bonus alone
+        if batch.keep is not None and batch.keep.beside_moments:
+            policy_logprobs, entropies, _ = policy_logprobs.unbind(-1)
+            whole_logprobs = policy_logprobs
+        elif batch.keep is not None and batch.keep.beside_whole:
             policy_logprobs, whole_logprobs = policy_logprobs.unbind(-1)
-        if batch.keep is not None:
+        if batch.keep is not None and batch.keep.alone is not None:
             # The sampler kept a token that the policy of now would not: it has probability 0 and no gradient.
             inside = policy_logprobs.detach().isfinite()
             metrics["filtered_out_frac"] = masked_mean((~inside).float(), batch.mask)
@@ -124,12 +133,19 @@ class PolicyGradientLoss:
             weights, correction_metrics = self.correction(self.sampler_log_ratio(old_logprobs, batch), batch)
             per_token = weights * per_token
             metrics |= correction_metrics
+        for token_mask in self.token_masks:
+            kept, mask_metrics = token_mask(policy_logprobs.detach(), batch)
+            per_token = torch.where(kept, per_token, 0.0)
+            metrics |= mask_metrics
         if self.kl_penalty > 0:
             # The reference was no sampler: the KL is over the whole vocabulary, and of every trained token.
             drawn = old_logprobs if self.kl.weighted_by == "old" else batch["generation_logprobs"]
             kl = self.kl.loss_term(whole_logprobs, batch["reference_logprobs"], drawn, trained)
             per_token = per_token + self.kl_penalty * kl
             metrics["kl_penalty"] = masked_mean(kl, trained)
+        if self.entropy_bonus > 0:
+            per_token = per_token - self.entropy_bonus * torch.where(trained, entropies, 0.0)
+            metrics["entropy"] = masked_mean(entropies, trained)
         return (per_token * batch.loss_weights).sum(), metrics
 
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
 
     from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
+    from nemorl_rl.policy_gradient.token_masks import TokenMask
 
 P = TypeVar("P", bound=PolicyGradientConfig)
 
@@ -120,14 +121,16 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
     def build_transforms(self) -> list[BatchTransform]:
         """The batch transforms of the config's knobs: what is left out, token-level credit, then penalties."""
         from nemorl_rl.policy_gradient.disagreement import DropDisagreeing, DropFilteredOut
+        from nemorl_rl.policy_gradient.token_masks import MarkHighEntropy
 
         config = self.config
         limit, penalties = config.max_sequence_error, config.message_penalties
-        are_filtered = config.token_filter is not None and (config.updates_per_step > 1 or limit is not None)
+        are_filtered = config.filtered_logprobs and (config.updates_per_step > 1 or limit is not None)
         return [
             *([DropFilteredOut()] if are_filtered else ()),
             *([DropDisagreeing(limit)] if limit is not None else ()),
             *self.token_credit(),
+            *([] if config.high_entropy_frac is None else [MarkHighEntropy(config.high_entropy_frac)]),
             *([PenaliseMessages(penalties, self.tokenizer.inner.decode)] if penalties is not None else ()),
         ]
 
@@ -154,10 +157,27 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
             "correction": build_correction(config.importance_correction),
             "kl_penalty": config.loss_kl_penalty,
             "kl": config.kl_term(),
+            "token_masks": self.token_masks(),
+            "entropy_bonus": config.entropy_bonus,
         }
 
-    def transforms_read(self, field: str) -> bool:
-        return any(field in transform.requires for transform in self.transforms)
+    def token_masks(self) -> tuple[TokenMask, ...]:
+        """What leaves tokens out of the surrogate, as the config asks for it."""
+        from nemorl_rl.policy_gradient.token_masks import HighEntropyMask, OffPolicyMask
+
+        config = self.config
+        return (
+            *(() if config.off_policy_mask is None else (OffPolicyMask(config.off_policy_mask),)),
+            *(() if config.high_entropy_frac is None else (HighEntropyMask(),)),
+        )
+
+    def transforms_read(self, *fields: str) -> bool:
+        return any(not transform.requires.isdisjoint(fields) for transform in self.transforms)
+
+    @property
+    def reads_moments(self) -> bool:
+        """A transform reads what the old policy's whole distribution was."""
+        return self.transforms_read("old_entropies", "old_collisions")
 
     @property
     def first_loss(self) -> PolicyGradientLoss | None:
@@ -168,14 +188,16 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         """
         config = self.config
         one_pass = config.num_minibatches > 1 and config.num_epochs_per_rollout == 1
-        if not one_pass or self.transforms_read("old_logprobs"):
+        if not one_pass or self.reads_moments or self.transforms_read("old_logprobs"):
             return None
         first = replace(self.loss, on_policy=True)
         return None if "old_logprobs" in first.requires else first
 
     def with_frozen_logprobs(self, batch: TokenBatch) -> TokenBatch:
         """The batch with those ``old_logprobs`` and ``reference_logprobs`` that this step reads."""
-        if self.first_loss is None and ("old_logprobs" in self.loss.requires or self.transforms_read("old_logprobs")):
+        if self.reads_moments:
+            batch = self.with_old_moments(batch)
+        elif self.first_loss is None and ("old_logprobs" in self.loss.requires or self.transforms_read("old_logprobs")):
             batch = self.with_old_logprobs(batch)
         return self.with_reference_logprobs(batch) if self.config.needs_reference else batch
 

@@ -45,10 +45,11 @@ class UpdatesConfig(RolloutRunConfig):
     kl_type: KLType | None = None
     """Estimator of the KL (http://joschu.net/blog/kl-approx.html). Unset: ``k1`` in the reward, which takes no other;
     in the loss ``k3``, or ``k2`` for rloo and reinforce_plus_plus_baseline. All have the same expected gradient."""
-    kl_gradient: Literal["unbiased", "estimator"] = "unbiased"
+    kl_gradient: Literal["unbiased", "expectation", "estimator"] = "unbiased"
     """Gradient of the term in the loss. ``unbiased``: that of KL(policy || initial policy), by a score-function term
     for ``k1`` and ``k3``. ``estimator``: the derivative of the formula alone; for ``k3``, as in the GRPO paper, it is
-    that of the forward KL(initial policy || policy)."""
+    that of the forward KL(initial policy || policy). ``expectation``: that of the estimator's mean over what the policy
+    says; it is ``unbiased`` but for ``k2``, to which it adds a score-function term, as NeMo RL does."""
     kl_importance_weights: bool | Literal["old"] = False
     """``true``: weigh the KL of a token in the loss by policy over sampler: unbiased also for tokens of older weights
     or of another engine, at the price of variance. ``old``: by policy over old policy, for older weights only (TRL)."""

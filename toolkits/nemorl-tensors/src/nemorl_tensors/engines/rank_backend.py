@@ -91,7 +91,8 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
 
     @abstractmethod
     def _score(self, batch: TokenBatch, weights: WeightsName, keep: TokenFilter | None, into: Tensor) -> None:
-        """Write the log-probs or values of the scored tokens into [N] float32 zeros, without gradient."""
+        """Write the log-probs or values of the scored tokens into [N] float32 zeros, without gradient. With moments
+        beside them, into [N, 3]."""
 
     @abstractmethod
     def _score_likeliest(self, batch: TokenBatch, k: int, ids: Tensor, logprobs: Tensor) -> None:
@@ -114,6 +115,10 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
         # The reference is compared with over the whole vocabulary: it was no sampler.
         keep = batch.keep.alone if batch.keep is not None and weights == "policy" else None
         return self._scores(batch, weights, keep)
+
+    def get_moments(self, batch: TokenBatch) -> Tensor:
+        self._require_head("language_model", "entropies")
+        return self._scores(batch, "policy", TokenFilter(beside_moments=True))
 
     def get_values(self, batch: TokenBatch) -> Tensor:
         self._require_head("value", "values")
@@ -176,7 +181,7 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
             torch.cuda.empty_cache()
 
     def _scores(self, batch: TokenBatch, weights: WeightsName, keep: TokenFilter | None) -> Tensor:
-        """[N] of the model's output, where ``batch`` is."""
+        """[N] of the model's output, where ``batch`` is; [N, 3] with moments."""
         has_copy = self._reference is not None
         self._residency.require("reference" if weights == "reference" and has_copy else "weights")
         if weights == "reference" and not self._has_reference:
@@ -184,7 +189,9 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
                 "this policy keeps no reference weights: it was built with reference=False",
                 fix="build it with reference=True (a config does when its algorithm compares with the initial policy)",
             )
-        found = torch.zeros(batch.num_tokens, dtype=torch.float32, device=self._device)
+        columns = keep.columns if keep is not None else 1
+        shape = (batch.num_tokens,) if columns == 1 else (batch.num_tokens, columns)
+        found = torch.zeros(shape, dtype=torch.float32, device=self._device)
         in_force: AbstractContextManager[Any] = nullcontext()
         if weights == "reference" and self._adapters is not None:
             in_force = self._adapters.disabled()

@@ -113,10 +113,11 @@ def step_metrics(batch: TokenBatch, parts: Sequence[Metrics], losses: Sequence[T
 
 
 def output_shape(batch: TokenBatch, *, candidates: bool) -> tuple[int, ...]:
-    """Of what a loss is given of a microbatch: [N], [N, K] for candidates, [N, 2] where its filter asks for both."""
+    """Of what a loss is given of a microbatch: [N], [N, K] for candidates, or what its filter asks for."""
     if candidates:
         return tuple(batch["candidate_ids"].shape)
-    return (batch.num_tokens, 2) if batch.keep is not None and batch.keep.beside_whole else (batch.num_tokens,)
+    columns = batch.keep.columns if batch.keep is not None else 1
+    return (batch.num_tokens,) if columns == 1 else (batch.num_tokens, columns)
 
 
 def with_places(batch: TokenBatch) -> TokenBatch:
