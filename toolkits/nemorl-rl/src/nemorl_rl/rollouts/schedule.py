@@ -28,6 +28,20 @@ STALE = "stale"
 """Why a group is given up: the weights that made its oldest token are too old."""
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What became of one row."""
+
+    batch: int
+    """Number of the batch."""
+    index: int
+    """Of the row in it."""
+    group: Group | None
+    """Its samples; ``None``: they were given up before they were all there."""
+    step: int
+    """The training step for which it was begun."""
+
+
 @dataclass
 class Batch:
     """P rows that were drawn together."""
@@ -87,6 +101,7 @@ class RolloutSchedule:
         self._ages: list[int] = []
         self._stale = self._unwanted = 0
         self._dropped: list[tuple[Group, str]] = []
+        self._settled: list[Settled] = []
 
     # What is decided
 
@@ -162,7 +177,7 @@ class RolloutSchedule:
         elif is_wanted:
             batch.ready[index] = group
         else:
-            batch.settled.add(index)
+            self._settle(batch, index, group)
             self._unwanted += 1
             self._dropped.append((group, why_unwanted(group)))
 
@@ -172,6 +187,11 @@ class RolloutSchedule:
         dropped, self._dropped = self._dropped, []
         return dropped
 
+    def take_settled(self) -> list[Settled]:
+        """The rows that were settled since the last call, in the order in which they were drawn."""
+        settled, self._settled = self._settled, []
+        return sorted(settled, key=lambda one: (one.batch, one.index))
+
     def take(self) -> tuple[list[Row], Samples]:
         """The rows of the P oldest groups that are ready, and their samples, renumbered from 0."""
         rows: list[Row] = []
@@ -180,7 +200,7 @@ class RolloutSchedule:
         for batch in self.batches:
             for index in sorted(batch.ready)[: self.size - len(rows)]:
                 group = batch.ready.pop(index)
-                batch.settled.add(index)
+                self._settle(batch, index, group)
                 prompt = replace(group[0].prompt, index=len(rows))
                 samples += [replace(sample, prompt=prompt) for sample in group]
                 self._ages += [self.version - min(sample.weight_versions) for sample in group]
@@ -207,9 +227,13 @@ class RolloutSchedule:
                 group = batch.ready.pop(index, None)
                 if group is not None:
                     self._dropped.append((group, STALE))
-            batch.settled |= stale
+                self._settle(batch, index, group)
             self._stale += len(stale)
         self._forget_settled()
+
+    def _settle(self, batch: Batch, index: int, group: Group | None) -> None:
+        batch.settled.add(index)
+        self._settled.append(Settled(batch.number, index, group, batch.version + 1))
 
     def _is_stale(self, version: int) -> bool:
         return self.version - version > self.max_staleness
