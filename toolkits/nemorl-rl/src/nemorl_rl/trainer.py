@@ -26,6 +26,7 @@ from nemorl.types import Row, Samples
 from nemorl_rl.agents.trial import try_out
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.curriculum.curriculum import Curriculum
+from nemorl_rl.curriculum.table import prompt_table
 from nemorl_rl.data.code_fingerprints import code_fingerprints
 from nemorl_rl.data.prompt_check import FIRST_ROWS, prompt_problems
 from nemorl_rl.data.rows import RowDataModule
@@ -261,6 +262,7 @@ class RolloutTrainer(BaseTrainer[R]):
         self.curriculum = self.data.curriculum if isinstance(self.data, RowDataModule) else None
         self.buffer = self.new_buffer()
         super().restore()
+        self._record_prompts()
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -290,13 +292,21 @@ class RolloutTrainer(BaseTrainer[R]):
     def save(self) -> Path:
         # A run that goes on from a checkpoint makes no record of the steps before it again.
         self.recorder.flush()
-        return super().save()
+        path = super().save()
+        self._record_prompts()
+        return path
 
     def step_metrics(self, rows: Sequence[Row]) -> Metrics:
         of_buffer = self.buffer.metrics() if self.buffer is not None else {}
         metrics = {**super().step_metrics(rows), **self.generation.take_metrics(), **of_buffer}
         metrics |= self.curriculum.metrics() if self.curriculum is not None else {}
         return metrics if self._sync_bytes is None else {**metrics, "weight_sync_bytes": Mean(self._sync_bytes)}
+
+    def _record_prompts(self) -> None:
+        """Record the statistics that the newest checkpoint holds."""
+        if self.curriculum is not None and isinstance(self.data, RowDataModule):
+            columns = prompt_table(self.curriculum.statistics, self.data.rows_at)
+            self.recorder.prompts(columns, self.progress.step, self.curriculum.rows)
 
     def _settle(self, samples: Samples) -> None:
         """Tell the curriculum what became of the rows of this step."""

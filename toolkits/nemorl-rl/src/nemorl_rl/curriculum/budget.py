@@ -50,5 +50,5 @@ class Budget(PosteriorSampler):
             for row in draw.free
         ]
 
-    def keys(self, draw: Draw) -> Sequence[float]:
+    def scores(self, draw: Draw) -> Sequence[float]:
         return weighted_keys(self.weights(draw), draw.seed)

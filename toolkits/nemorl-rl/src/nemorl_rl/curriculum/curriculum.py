@@ -63,6 +63,11 @@ class Curriculum:
         self._newest = 0
 
     @property
+    def rows(self) -> int:
+        """Rows of the data."""
+        return self._parts[-1].stop
+
+    @property
     def newest(self) -> int:
         """The number of the last draw."""
         return self._newest
@@ -110,7 +115,7 @@ class Curriculum:
         """How much of the data was met, and how well prompts go at present, by how hard they were when first met."""
         records = [record for _, record in self.statistics]
         found: dict[str, Metric] = {
-            "prompts/seen_frac": Mean(float(len(records)), float(self._parts[-1].stop)),
+            "prompts/seen_frac": Mean(float(len(records)), float(self.rows)),
             "prompts/visits": Mean.of(record.visits for record in records),
         }
         for name, (low, high) in DIFFICULTIES.items():

@@ -30,5 +30,5 @@ class PassRate(PosteriorSampler):
         """Of the rows of ``draw.free``."""
         return [expected_variance(*self.posterior(draw.statistics, row)) for row in draw.free]
 
-    def keys(self, draw: Draw) -> Sequence[float]:
+    def scores(self, draw: Draw) -> Sequence[float]:
         return weighted_keys(self.weights(draw), draw.seed)

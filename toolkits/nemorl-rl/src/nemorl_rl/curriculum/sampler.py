@@ -43,11 +43,11 @@ class Draw:
 
 
 class PromptSampler(Config):
-    """Base of prompt samplers. A subclass defines ``keys``, or ``choose`` itself.
+    """Base of prompt samplers. A subclass defines ``scores``, or ``choose`` itself.
 
     Example:
         >>> class Shortest(PromptSampler):
-        ...     def keys(self, draw):
+        ...     def scores(self, draw):
         ...         records = [draw.statistics.get(row) for row in draw.free]
         ...         return [-1.0 if record is None else -record.tokens / record.attempts for record in records]
         >>> statistics = PromptStatistics(20)
@@ -64,16 +64,16 @@ class PromptSampler(Config):
         """Training steps after which an attempt counts half."""
         return HALF_LIFE_STEPS
 
-    def keys(self, draw: Draw) -> Sequence[float]:
+    def scores(self, draw: Draw) -> Sequence[float]:
         """One number per row of ``draw.free``; those with the largest are asked."""
-        raise NotImplementedError(f"{type(self).__name__} must define keys() or choose()")
+        raise NotImplementedError(f"{type(self).__name__} must define scores() or choose()")
 
     def choose(self, draw: Draw) -> list[int]:
         """``draw.count`` rows. One comes twice only where there are fewer."""
         rounds, rest = divmod(draw.count, len(draw.free))
         chosen = [*draw.free] * rounds
         if rest:
-            ranked = zip(self.keys(draw), range(len(draw.free)), strict=True)
+            ranked = zip(self.scores(draw), range(len(draw.free)), strict=True)
             places = heapq.nlargest(rest, ranked, key=lambda pair: (pair[0], -pair[1]))
             chosen += [draw.free[place] for _, place in places]
         return chosen

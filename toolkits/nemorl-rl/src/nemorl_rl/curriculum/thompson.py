@@ -31,7 +31,7 @@ class Thompson(PosteriorSampler):
     target: float = Field(0.5, gt=0, lt=1)
     """Pass rate to look for. 0.5 has the largest variance of rewards; a lower one prefers hard prompts."""
 
-    def keys(self, draw: Draw) -> Sequence[float]:
+    def scores(self, draw: Draw) -> Sequence[float]:
         dice = random.Random(draw.seed)
         rates = (dice.betavariate(*self.posterior(draw.statistics, row)) for row in draw.free)
         return [-abs(rate - self.target) for rate in rates]

@@ -18,6 +18,7 @@ from nemorl_cli.report.run_data import RunData
 from nemorl_cli.report.sections import Curves, Section, Table, Text, TranscriptSection, sections_of
 from nemorl_cli.report.viewing.alerts import alerts_of, mark
 from nemorl_cli.report.viewing.few import spread
+from nemorl_cli.report.viewing.prompts import prompt_section
 from nemorl_cli.report.viewing.settings import settings_of
 from nemorl_cli.report.words import cell
 
@@ -54,16 +55,17 @@ def overview(run: RunData) -> Data:
 
 
 def extra(run: RunData, run_dir: Path, failed: Callable[[NemorlError], None]) -> Data:
-    """What takes longer: the same prompts early and late, and the sections of plugins.
+    """What takes longer: the same prompts early and late, what became of each prompt, and the sections of plugins.
 
     Args:
         run: To show.
         run_dir: Of the run.
         failed: Told of a section that raises, which says so in its place.
     """
-    sections = [drawn(section, failed) for section in sections_of(run, admitted(run), failed)]
+    prompts = prompt_section(run, run_dir)
+    sections = [*([prompts] if prompts is not None else []), *sections_of(run, admitted(run), failed)]
     few = replace(run, samples=early_and_late(run_dir))
-    return {"samples": parts.samples(few), "sections": sections}
+    return {"samples": parts.samples(few), "sections": [drawn(section, failed) for section in sections]}
 
 
 def early_and_late(run_dir: Path) -> list[dict[str, Any]]:
