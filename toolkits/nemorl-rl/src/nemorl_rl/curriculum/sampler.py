@@ -86,10 +86,10 @@ class PosteriorSampler(PromptSampler):
     never asked has the prior, and one that was not asked for long comes near to it again: so both are tried.
     """
 
-    prior_passes: float = Field(0.5, gt=0, le=1000)
-    """Passes that a prompt is credited with before it was asked. 0.5 and 0.5 is the prior of Jeffreys, nearly ignorant;
-    raise this where most prompts are easy."""
-    prior_failures: float = Field(0.5, gt=0, le=1000)
+    prior_passes: float = Field(1.0, gt=0, le=1000)
+    """Passes that a prompt is credited with before it was asked. 1 and 1: all rates are as likely. Raise this where
+    most prompts are easy."""
+    prior_failures: float = Field(1.0, gt=0, le=1000)
     """Failures that it is credited with. Raise it where most prompts are hard."""
     half_life_steps: float = Field(HALF_LIFE_STEPS, gt=0)
     """Training steps after which an attempt counts half, as the policy has changed since. Lower it where the policy
