@@ -218,6 +218,7 @@ def ending(run_dir: Path) -> tuple[Any, Any, bytes]:
     return state["data"], state.get("prompts"), (run_dir / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", STRATEGIES)
 def test_a_run_that_is_continued_equals_one_that_was_not_interrupted(
     tiny_model: Path, tmp_path: Path, sampling: str
@@ -231,6 +232,7 @@ def test_a_run_that_is_continued_equals_one_that_was_not_interrupted(
     assert sum(statistics["attempts"]) == 72
 
 
+@pytest.mark.slow
 def test_uniform_and_no_sampler_learn_the_same_to_the_bit(tiny_model: Path, tmp_path: Path) -> None:
     fit(settings(tiny_model, tmp_path / "unset"))
     fit(settings(tiny_model, tmp_path / "uniform", prompt_sampling="uniform"))
@@ -240,6 +242,7 @@ def test_uniform_and_no_sampler_learn_the_same_to_the_bit(tiny_model: Path, tmp_
     assert set(uniform[1]["statistics"]["row"]) == set(range(10))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"dynamic_sampling": True}], ids=["all", "filtered"])
 def test_a_buffer_without_staleness_changes_nothing(tiny_model: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     ahead = {"rollouts": {"mode": "async", "max_staleness": 0}}

@@ -97,7 +97,7 @@ def test_a_solved_prompt_comes_near_to_one_that_was_never_asked() -> None:
 
 
 def test_weighted_keys_choose_in_proportion_to_the_weights() -> None:
-    firsts = Counter()
+    firsts: Counter[int] = Counter()
     for seed in range(4000):
         keys = weighted_keys([3.0, 1.0, 0.0], seed)
         firsts[keys.index(max(keys))] += 1

@@ -11,8 +11,8 @@ from nemorl_rl.curriculum.sampler import Draw, PosteriorSampler, expected_varian
 class PassRate(PosteriorSampler):
     """Draws prompts with weights E[p (1 - p)], where p is the pass rate.
 
-    p (1 - p) is the variance of the reward, called the learnability of a prompt (arXiv:2502.12272); the improvement that
-    a step can be expected to bring is bounded from below by it (arXiv:2504.03380).
+    p (1 - p) is the variance of the reward, called the learnability of a prompt (arXiv:2502.12272); the improvement
+    that a step can be expected to bring is bounded from below by it (arXiv:2504.03380).
     Differs from the papers: the expectation is over a faded posterior of the run's own rollouts; neither extra rollouts
     nor a buffer of candidates are needed to know p.
 
