@@ -4,7 +4,7 @@
     python benchmarks/curriculum.py --arms uniform,thompson --seeds 1
 
 Problems of three difficulties: half of them sums that the warmed-up model solves, a quarter sums that it gets right two
-times out of five, a quarter differences that it gets right one time out of five. One warm-up (SFT on answers of a
+times out of five, a quarter such that it gets right one time out of five. One warm-up (SFT on answers of a
 teacher who is sloppy to these degrees) serves all runs; a seed changes the order of the data and every sampled token.
 Then GRPO, rewarded when an answer is right. Arms differ in ``data.sampling`` and ``dynamic_sampling`` alone.
 
@@ -42,12 +42,12 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "budget": {"prompt_sampling": "budget"},
     "thompson + filter": {"prompt_sampling": "thompson", "dynamic_sampling": True},
 }
-LEVELS: Mapping[str, tuple[str, tuple[int, int], tuple[int, ...], int]] = {
-    "easy": ("+", (10, 29), (0,), 360),
-    "medium": ("+", (30, 49), (0, 1, 0, 1, 1), 180),
-    "hard": ("+", (50, 69), (0, 1, 1, 1, 1), 180),
+LEVELS: Mapping[str, tuple[tuple[int, int], tuple[int, ...], int]] = {
+    "easy": ((10, 29), (0,), 360),
+    "medium": ((30, 49), (0, 1, 0, 1, 1), 180),
+    "hard": ((50, 69), (0, 1, 1, 1, 1), 180),
 }
-"""Operation, operands, how far off each of the teacher's answers is, and problems to train on."""
+"""Operands, how far off each of the teacher's answers is, and problems to train on."""
 HELD_OUT_FRAC = 1 / 9
 """Of the problems to train on: as many more are held out."""
 GOAL, LR = 0.9, 2e-4
@@ -55,18 +55,17 @@ GOAL, LR = 0.9, 2e-4
 
 def problems(level: str) -> list[Row]:
     """All problems of a level, in an order that is always the same."""
-    sign, (low, high), _, _ = LEVELS[level]
+    (low, high), _, _ = LEVELS[level]
     numbers = range(low, high + 1)
-    pairs = [(a, b) for a in numbers for b in numbers if sign == "+" or a >= b]
+    pairs = [(a, b) for a in numbers for b in numbers]
     random.Random(level).shuffle(pairs)
-    value = {"+": lambda a, b: a + b, "-": lambda a, b: a - b}[sign]
-    return [{"prompt": f"{a}{sign}{b}=", "answer": str(value(a, b)), "level": level} for a, b in pairs]
+    return [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": level} for a, b in pairs]
 
 
 def splits() -> dict[str, list[Row]]:
     """Rows to warm up with, to reinforce and to validate on; the last are in neither of the others."""
     found: dict[str, list[Row]] = {"warm": [], "train": [], "held_out": []}
-    for level, (_, _, offsets, count) in LEVELS.items():
+    for level, (_, offsets, count) in LEVELS.items():
         rows = problems(level)
         held_out = round(count * HELD_OUT_FRAC)
         found["held_out"] += rows[:held_out]

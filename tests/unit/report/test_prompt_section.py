@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import nemorl
@@ -26,8 +27,7 @@ def test_the_section_lists_the_hardest_the_easiest_and_the_most_visited(tmp_path
     statistics.add(3, Outcome(attempts=6, passes=3, rewards=6.0, tokens=120), step=1)
     columns = prompt_table(statistics, lambda numbers: [ROWS[number] for number in numbers])
     write_prompts(tmp_path / FOLDER, columns, step=9, rows=8)
-    run = RunData.load(tmp_path)
-    run.metrics["train/prompts/pass_rate/hard"] = {1: 0.0, 2: 0.5}
+    run = replace(RunData.load(tmp_path), metrics={"train/prompts/pass_rate/hard": {1: 0.0, 2: 0.5}})
 
     section = prompt_section(run, tmp_path)
     assert section is not None

@@ -80,6 +80,16 @@ def test_a_draw_that_is_not_settled_is_the_same_after_a_restart() -> None:
     assert again.state_dict() == before.state_dict()
 
 
+def test_of_another_number_of_rows_nothing_is_known() -> None:
+    before = Curriculum(Lowest(), [6], seed=1)
+    before.draw(1, [0, 0])
+    before.settle(1, 0, group(1.0), 1)
+    again = Curriculum(Lowest(), [1], seed=1)
+    again.load_state_dict(before.state_dict())
+    assert (len(again.statistics), again.in_flight, again.newest) == (0, set(), 1)
+    assert again.draw(1, [0]) == [0]
+
+
 def test_metrics_tell_pass_rates_by_how_hard_a_prompt_was_at_first() -> None:
     curriculum = Curriculum(Lowest(), [10], seed=1)
     curriculum.draw(1, [0] * 3)

@@ -126,10 +126,15 @@ class Curriculum:
 
     def state_dict(self) -> dict[str, Any]:
         drawn = [[number, draw.rows, sorted(draw.settled)] for number, draw in self._open.items()]
-        return {"newest": self._newest, "drawn": drawn, "statistics": self.statistics.state_dict()}
+        known = {"drawn": drawn, "statistics": self.statistics.state_dict()}
+        return {"rows": self.rows, "newest": self._newest, **known}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The counterpart of ``state_dict``. Of other data, which the user accepted, nothing is known."""
         self._newest = int(state["newest"])
+        if state["rows"] != self.rows:
+            self._open, self.statistics = {}, PromptStatistics(self._sampler.half_life)
+            return
         self._open = {number: _OpenDraw(list(rows), set(settled)) for number, rows, settled in state["drawn"]}
         self.statistics.load_state_dict(state["statistics"])
 
