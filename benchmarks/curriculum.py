@@ -1,12 +1,14 @@
 """Tokens until 90 % of held-out sums are right, by how the prompts of a step are chosen.
 
-    python benchmarks/curriculum.py --json
-    python benchmarks/curriculum.py --arms uniform,thompson --seeds 1
+    python benchmarks/curriculum.py --warm-up-to model        once: the model that all runs begin with
+    python benchmarks/curriculum.py --model model --seeds 3   one JSON object per line, then the table
 
-Problems of three difficulties: half of them sums that the warmed-up model solves, a quarter sums that it gets right two
-times out of five, a quarter such that it gets right one time out of five. One warm-up (SFT on answers of a
-teacher who is sloppy to these degrees) serves all runs; a seed changes the order of the data and every sampled token.
-Then GRPO, rewarded when an answer is right. Arms differ in ``data.sampling`` and ``dynamic_sampling`` alone.
+A tiny model is warmed up by SFT on a teacher's answers: sums of 10 to 29, always right; of 30 to 49, right two times
+out of five; of 50 to 69, right one time out of five. Then GRPO, rewarded when an answer is right, on data of which
+three fifths are of the first kind, a fifth of the second, and a fifth of the third with an answer that is wrong:
+nothing can be learnt from these, as from mislabelled rows. Held out are as many of the first kind as of the second,
+none of which is reinforced. Arms differ in ``data.sampling`` and ``dynamic_sampling`` alone; a seed changes the order
+of the data and every sampled token.
 
 Tokens are all that a step samples, prompts included, those of groups that a filter rejects too; validation is not
 counted. A run ends with the first validation at or above the goal, or after ``--steps``.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import tempfile
 import time
@@ -43,14 +46,16 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "thompson + filter": {"prompt_sampling": "thompson", "dynamic_sampling": True},
 }
 LEVELS: Mapping[str, tuple[tuple[int, int], tuple[int, ...], int]] = {
-    "easy": ((10, 29), (0,), 360),
-    "medium": ((30, 49), (0, 1, 0, 1, 1), 180),
-    "hard": ((50, 69), (0, 1, 1, 1, 1), 180),
+    "easy": ((10, 29), (0,), 300),
+    "medium": ((30, 49), (0, 1, 0, 1, 1), 100),
+    "hard": ((50, 69), (0, 1, 1, 1, 1), 100),
 }
 """Operands, how far off each of the teacher's answers is, and problems to train on."""
-HELD_OUT_FRAC = 1 / 9
-"""Of the problems to train on: as many more are held out."""
-GOAL, LR = 0.9, 2e-4
+UNTAUGHT = {"easy": 40, "medium": 20, "hard": 20}
+"""Problems of each level that the teacher does not show."""
+HELD_OUT, MISLABELLED = 50, "hard"
+"""Problems of each of the other levels that are held out; and the level whose answers to train on are wrong."""
+GOAL = 0.9
 
 
 def problems(level: str) -> list[Row]:
@@ -62,29 +67,35 @@ def problems(level: str) -> list[Row]:
     return [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": level} for a, b in pairs]
 
 
-def splits() -> dict[str, list[Row]]:
-    """Rows to warm up with, to reinforce and to validate on; the last are in neither of the others."""
-    found: dict[str, list[Row]] = {"warm": [], "train": [], "held_out": []}
-    for level, (_, offsets, count) in LEVELS.items():
-        rows = problems(level)
-        held_out = round(count * HELD_OUT_FRAC)
-        found["held_out"] += rows[:held_out]
-        found["train"] += rows[held_out : held_out + count]
-        found["warm"] += [
-            {"prompt": row["prompt"], "response": str(int(row["answer"]) + offset)}
-            for row in rows[held_out:]
-            for offset in offsets * (5 // len(offsets))
-        ]
-    return found
+def warm_up_rows() -> list[Row]:
+    """Nearly all problems, each five times, with the teacher's answers as ``response``."""
+    return [
+        {"prompt": row["prompt"], "response": str(int(row["answer"]) + offset)}
+        for level, (_, offsets, _) in LEVELS.items()
+        for row in problems(level)[UNTAUGHT[level] :]
+        for offset in offsets * (5 // len(offsets))
+    ]
 
 
-def warm_up(folder: Path, rows: Sequence[Row], steps: int) -> Path:
-    """The model that all arms begin with."""
-    base = write_tiny_model(folder / "base", **recipe.MODEL_SIZE)
-    config = {**recipe.sft_config(base, folder / "sft", 0), "max_steps": steps, "checkpoint": {"every": 0}}
-    del config["data"]
-    load_config(config).build().fit(rows, console=Console(quiet=True))
-    return folder / "sft" / "model"
+def splits() -> tuple[list[Row], list[Row]]:
+    """Rows to reinforce, and others to validate on."""
+    train: list[Row] = []
+    held_out: list[Row] = []
+    for level, (_, _, count) in LEVELS.items():
+        rows, wrong = problems(level), 7 * (level == MISLABELLED)
+        train += [{**row, "answer": str(int(row["answer"]) + wrong)} for row in rows[HELD_OUT : HELD_OUT + count]]
+        held_out += [] if wrong else train[-HELD_OUT:]
+    return train, held_out
+
+
+def warm_up(folder: Path, steps: int) -> None:
+    """Write the model that all arms begin with."""
+    with tempfile.TemporaryDirectory() as place:
+        base = write_tiny_model(Path(place) / "base", **recipe.MODEL_SIZE)
+        config = {**recipe.sft_config(base, Path(place) / "sft", 0), "max_steps": steps, "checkpoint": {"every": 0}}
+        del config["data"]
+        load_config(config).build().fit(warm_up_rows(), console=Console(quiet=True))
+        shutil.copytree(Path(place) / "sft" / "model", folder)
 
 
 class Counts(Callback):
@@ -123,25 +134,24 @@ class Counts(Callback):
             trainer.stop("the goal is reached")
 
 
-def run(arm: str, seed: int, model: Path, rows: Mapping[str, Sequence[Row]], steps: int) -> dict[str, Any]:
+def run(arm: str, seed: int, model: Path, steps: int) -> dict[str, Any]:
     """One run of one arm."""
     seen, began = Counts(), time.process_time()
+    train, held_out = splits()
     with tempfile.TemporaryDirectory() as folder:
         config = {
             **recipe.grpo_config(model, Path(folder) / "run", seed),
-            "num_prompts_per_step": 48,
+            "num_prompts_per_step": 32,
             "kl_penalty": 0.0,
             "max_steps": steps,
             "records": {"max_gib": 0},
-            "policy": {"optimizer": {"lr": LR}, "schedule": {"warmup_steps": 10}},
-            "validation": {"every": 4, "at_start": True, "num_generations": 3, "temperature": 1.0},
+            "policy": {"optimizer": {"lr": 3e-4}, "schedule": {"warmup_steps": 10}},
+            "validation": {"every": 4, "at_start": True, "num_generations": 2, "temperature": 1.0},
             "checkpoint": {"every": 0, "export": False},
             **ARMS[arm],
         }
         del config["data"]
-        load_config(config).build().fit(
-            rows["train"], val_dataset=rows["held_out"], callbacks=[seen], console=Console(quiet=True)
-        )
+        load_config(config).build().fit(train, val_dataset=held_out, callbacks=[seen], console=Console(quiet=True))
     reached = [(step, tokens) for step, tokens, accuracy in seen.curve if accuracy >= GOAL]
     return {
         "arm": arm,
@@ -178,29 +188,29 @@ def summary(arm: str, runs: Sequence[Mapping[str, Any]], baseline: Mapping[int, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--warm-up-to", type=Path, help="folder to write the warmed-up model to, and no more")
+    parser.add_argument("--warm-up", type=int, default=800, help="steps of SFT")
+    parser.add_argument("--model", type=Path, help="the warmed-up model")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=80, help="at most, of a run")
-    parser.add_argument("--warm-up", type=int, default=1000, help="steps of SFT")
+    parser.add_argument("--steps", type=int, default=60, help="at most, of a run")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="the result as one JSON object")
     arguments = parser.parse_args()
     start_side(THREADS)
-    rows, began = splits(), time.process_time()
-    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
-    with tempfile.TemporaryDirectory() as folder:
-        model = warm_up(Path(folder), rows["warm"], arguments.warm_up)
-        warm_up_s = time.process_time() - began
-        runs = [run(arm, seed, model, rows, arguments.steps) for seed in seeds for arm in arguments.arms.split(",")]
-    if arguments.json:
-        print(json.dumps({"machine": machine(THREADS), "warm_up_s": warm_up_s, "runs": runs}))
+    if arguments.warm_up_to is not None:
+        warm_up(arguments.warm_up_to, arguments.warm_up)
         return
+    if arguments.model is None:
+        parser.error("--model is missing: write one with --warm-up-to")
+    print(machine(THREADS), flush=True)
+    arms, runs = arguments.arms.split(","), []
+    for seed in range(arguments.seeds):
+        for arm in arms:
+            runs.append(run(arm, seed, arguments.model, arguments.steps))
+            print(json.dumps(runs[-1]), flush=True)
     baseline = {one["seed"]: one["tokens"] for one in runs if one["arm"] == "uniform"}
-    print(machine(THREADS), f"warm-up {warm_up_s:.0f} s, all {time.process_time() - began:.0f} s")
     columns = ["arm", "tokens, median", "range", "of uniform, paired", "steps", "reached", "CPU s"]
-    table = [summary(arm, runs, baseline) for arm in arguments.arms.split(",")]
-    print_table(f"Until {GOAL:.0%}", columns, table)
+    print_table(f"Until {GOAL:.0%}", columns, [summary(arm, runs, baseline) for arm in arms])
 
 
 if __name__ == "__main__":

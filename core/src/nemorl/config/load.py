@@ -128,7 +128,10 @@ class _Reading(Generic[AnyConfig]):
     def _as_written(self, path: str) -> str:
         """``policy.model_name`` is ``model`` where that is how it was written."""
         for field, other in self._class.other_paths.items():
-            if f"{path}.".startswith(f"{field}.") and not _value_at(self._data, field):
+            section, _, key = field.partition(".")
+            at = self._data.get(section)
+            is_written = (at.get(key) if isinstance(at, Mapping) else None) if key else at
+            if f"{path}.".startswith(f"{field}.") and not is_written:
                 return other + path[len(field) :]
         return path
 
@@ -158,13 +161,6 @@ def _algorithm_class(data: Mapping[str, Any], plugins: Registry) -> tuple[type[R
         issue = ConfigIssue("algorithm", error.message, error.fix)
         return RunConfig if meant is None else plugins.load("algorithms", meant), issue
     return loaded, None
-
-
-def _value_at(data: Any, path: str) -> Any:
-    """What a mapping has at a dotted path; ``None`` where there is nothing."""
-    for key in path.split("."):
-        data = data.get(key) if isinstance(data, Mapping) else None
-    return data
 
 
 def _is_at_or_above(path: str, issues: Sequence[ConfigIssue]) -> bool:

@@ -25,8 +25,6 @@ from nemorl.types import Row, Samples
 
 from nemorl_rl.agents.trial import try_out
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.curriculum.curriculum import Curriculum
-from nemorl_rl.curriculum.table import prompt_table
 from nemorl_rl.data.code_fingerprints import code_fingerprints
 from nemorl_rl.data.prompt_check import FIRST_ROWS, prompt_problems
 from nemorl_rl.data.rows import RowDataModule
@@ -50,6 +48,7 @@ from nemorl_rl.slots import OPEN_RECORDS
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
 
+    from nemorl_rl.curriculum.curriculum import Curriculum
     from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
 
 R = TypeVar("R", bound=RolloutRunConfig)
@@ -305,6 +304,8 @@ class RolloutTrainer(BaseTrainer[R]):
     def _record_prompts(self) -> None:
         """Record the statistics that the newest checkpoint holds."""
         if self.curriculum is not None and isinstance(self.data, RowDataModule):
+            from nemorl_rl.curriculum.table import prompt_table
+
             columns = prompt_table(self.curriculum.statistics, self.data.rows_at)
             self.recorder.prompts(columns, self.progress.step, self.curriculum.rows)
 

@@ -11,12 +11,13 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from nemorl.config.base import Config
 from pydantic import Field
 
-from nemorl_rl.curriculum.statistics import PromptStatistics
+if TYPE_CHECKING:
+    from nemorl_rl.curriculum.statistics import PromptStatistics
 
 HALF_LIFE_STEPS = 20.0
 """Training steps after which an attempt counts half, unless a sampler says otherwise."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
@@ -19,13 +19,15 @@ from nemorl.plugins.kinds import DatasetConfig
 from nemorl.types import Row
 
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.curriculum.curriculum import Curriculum
-from nemorl_rl.curriculum.sampler import PromptSampler
 from nemorl_rl.data.fingerprints import rows_fingerprint
 from nemorl_rl.data.mixtures import Mixture, Order, RowSets, ShuffledOrder
 from nemorl_rl.data.row_sizes import require_size
 from nemorl_rl.data.validation_sets import HeldOutRows
 from nemorl_rl.slots import FIND_DATASET
+
+if TYPE_CHECKING:
+    from nemorl_rl.curriculum.curriculum import Curriculum
+    from nemorl_rl.curriculum.sampler import PromptSampler
 
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": ("train",),
@@ -119,9 +121,13 @@ class RowDataModule:
         self._order: Order = ShuffledOrder(len(rows), seed=seed, shuffle=shuffle)
         if mixture is not None:
             self._order = mixture.order(seed=seed, shuffle=shuffle)
-        sizes = mixture.sizes if mixture is not None else [len(rows)]
-        self.curriculum = None if sampler is None else Curriculum(sampler, sizes, seed=seed)
-        """What the rows' prompts were asked so far, where a sampler goes by it."""
+        self.curriculum: Curriculum | None = None
+        """Chooses the rows of each batch, where there is a sampler."""
+        if sampler is not None:
+            from nemorl_rl.curriculum.curriculum import Curriculum
+
+            sizes = mixture.sizes if mixture is not None else [len(rows)]
+            self.curriculum = Curriculum(sampler, sizes, seed=seed)
 
     @property
     def first_row(self) -> Row:
