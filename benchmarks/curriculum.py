@@ -1,23 +1,24 @@
-"""Tokens until 90 % of held-out sums are right, by how the prompts of a step are chosen.
+"""Tokens until 90 % of sums are right, by how the prompts of a step are chosen.
 
     python benchmarks/curriculum.py --warm-up-to model        once: the model that all runs begin with
     python benchmarks/curriculum.py --model model --seeds 3   one JSON object per line, then the table
 
-A tiny model is warmed up by SFT on a teacher's answers: sums of 10 to 29, always right; of 30 to 49, right two times
-out of five; of 50 to 69, right one time out of five. Then GRPO, rewarded when an answer is right, on data of which
-three fifths are of the first kind, a fifth of the second, and a fifth of the third with an answer that is wrong:
-nothing can be learnt from these, as from mislabelled rows. Held out are as many of the first kind as of the second,
-none of which is reinforced. Arms differ in ``data.sampling`` and ``dynamic_sampling`` alone; a seed changes the order
-of the data and every sampled token.
+A tiny model is warmed up by SFT on a teacher's answers: sums of 10 to 29, always right (*easy*); of 30 to 49, right two
+times out of five (*medium*); of 50 to 69, right one time out of five (*hard*). Then GRPO, rewarded when an answer is
+right, where the answers of hard problems are wrong by seven: nothing can be learnt from these, as from mislabelled rows
+or from problems beyond the model. ``--data`` says how many there are of each. Arms differ in ``data.sampling`` and
+``dynamic_sampling`` alone; a seed changes the order of the data and every sampled token.
 
+The goal is 90 % of the responses to 50 easy and 50 medium problems of the data, sampled at temperature 1.
 Tokens are all that a step samples, prompts included, those of groups that a filter rejects too; validation is not
-counted. A run ends with the first validation at or above the goal, or after ``--steps``.
+counted. A run ends with the first validation at or above the goal, or beyond ``--tokens``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import shutil
 import statistics
@@ -46,21 +47,21 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "thompson + filter": {"prompt_sampling": "thompson", "dynamic_sampling": True},
 }
 LEVELS: Mapping[str, tuple[tuple[int, int], tuple[int, ...], int]] = {
-    "easy": ((10, 29), (0,), 300),
-    "medium": ((30, 49), (0, 1, 0, 1, 1), 100),
-    "hard": ((50, 69), (0, 1, 1, 1, 1), 100),
+    "easy": ((10, 29), (0,), 40),
+    "medium": ((30, 49), (0, 1, 0, 1, 1), 20),
+    "hard": ((50, 69), (0, 1, 1, 1, 1), 20),
 }
-"""Operands, how far off each of the teacher's answers is, and problems to train on."""
-UNTAUGHT = {"easy": 40, "medium": 20, "hard": 20}
-"""Problems of each level that the teacher does not show."""
-HELD_OUT, MISLABELLED = 50, "hard"
-"""Problems of each of the other levels that are held out; and the level whose answers to train on are wrong."""
+"""Operands, how far off each of the teacher's answers is, and problems that the teacher does not show."""
+DATA = {"solved": (300, 100, 100), "hopeless": (100, 100, 300)}
+"""Problems of each level, where most are easy and where most cannot be solved."""
+VALIDATED = 50
+"""Problems of each level that is not hopeless."""
 GOAL = 0.9
 
 
 def problems(level: str) -> list[Row]:
     """All problems of a level, in an order that is always the same."""
-    (low, high), _, _ = LEVELS[level]
+    (low, high), *_ = LEVELS[level]
     numbers = range(low, high + 1)
     pairs = [(a, b) for a in numbers for b in numbers]
     random.Random(level).shuffle(pairs)
@@ -71,21 +72,21 @@ def warm_up_rows() -> list[Row]:
     """Nearly all problems, each five times, with the teacher's answers as ``response``."""
     return [
         {"prompt": row["prompt"], "response": str(int(row["answer"]) + offset)}
-        for level, (_, offsets, _) in LEVELS.items()
-        for row in problems(level)[UNTAUGHT[level] :]
+        for level, (_, offsets, untaught) in LEVELS.items()
+        for row in problems(level)[untaught:]
         for offset in offsets * (5 // len(offsets))
     ]
 
 
-def splits() -> tuple[list[Row], list[Row]]:
-    """Rows to reinforce, and others to validate on."""
+def splits(data: str) -> tuple[list[Row], list[Row]]:
+    """Rows to reinforce, and some of them to validate on."""
     train: list[Row] = []
-    held_out: list[Row] = []
-    for level, (_, _, count) in LEVELS.items():
-        rows, wrong = problems(level), 7 * (level == MISLABELLED)
-        train += [{**row, "answer": str(int(row["answer"]) + wrong)} for row in rows[HELD_OUT : HELD_OUT + count]]
-        held_out += [] if wrong else train[-HELD_OUT:]
-    return train, held_out
+    validated: list[Row] = []
+    for level, count in zip(LEVELS, DATA[data], strict=True):
+        wrong = 7 * (level == "hard")
+        train += [{**row, "answer": str(int(row["answer"]) + wrong)} for row in problems(level)[50 : 50 + count]]
+        validated += [] if wrong else train[-VALIDATED:]
+    return train, validated
 
 
 def warm_up(folder: Path, steps: int) -> None:
@@ -103,8 +104,8 @@ class Counts(Callback):
 
     essential = True
 
-    def __init__(self) -> None:
-        self.tokens = 0
+    def __init__(self, most_tokens: int) -> None:
+        self.most_tokens, self.tokens = most_tokens, 0
         self.curve: list[tuple[int, int, float]] = []
         """Step, tokens so far, accuracy"""
         self._is_validating = False
@@ -132,18 +133,20 @@ class Counts(Callback):
         self.curve.append((step, self.tokens, metrics["accuracy"]))
         if metrics["accuracy"] >= GOAL:
             trainer.stop("the goal is reached")
+        elif self.tokens >= self.most_tokens:
+            trainer.stop("the budget is spent")
 
 
-def run(arm: str, seed: int, model: Path, steps: int) -> dict[str, Any]:
+def run(arm: str, seed: int, model: Path, data: str, most_tokens: int) -> dict[str, Any]:
     """One run of one arm."""
-    seen, began = Counts(), time.process_time()
-    train, held_out = splits()
+    seen, began = Counts(most_tokens), time.process_time()
+    train, validated = splits(data)
     with tempfile.TemporaryDirectory() as folder:
         config = {
             **recipe.grpo_config(model, Path(folder) / "run", seed),
             "num_prompts_per_step": 32,
             "kl_penalty": 0.0,
-            "max_steps": steps,
+            "max_steps": 1000,
             "records": {"max_gib": 0},
             "policy": {"optimizer": {"lr": 3e-4}, "schedule": {"warmup_steps": 10}},
             "validation": {"every": 4, "at_start": True, "num_generations": 2, "temperature": 1.0},
@@ -151,7 +154,7 @@ def run(arm: str, seed: int, model: Path, steps: int) -> dict[str, Any]:
             **ARMS[arm],
         }
         del config["data"]
-        load_config(config).build().fit(train, val_dataset=held_out, callbacks=[seen], console=Console(quiet=True))
+        load_config(config).build().fit(train, val_dataset=validated, callbacks=[seen], console=Console(quiet=True))
     reached = [(step, tokens) for step, tokens, accuracy in seen.curve if accuracy >= GOAL]
     return {
         "arm": arm,
@@ -169,21 +172,23 @@ def run(arm: str, seed: int, model: Path, steps: int) -> dict[str, Any]:
 def summary(arm: str, runs: Sequence[Mapping[str, Any]], baseline: Mapping[int, int | None]) -> list[str]:
     """One line of the table. A run that did not reach the goal counts as more tokens than all others."""
     own = [one for one in runs if one["arm"] == arm]
-    tokens = sorted(one["tokens"] if one["tokens"] is not None else float("inf") for one in own)
-    ratios = [
-        one["tokens"] / base
-        for one in own
-        if one["tokens"] is not None and (base := baseline.get(one["seed"])) is not None
-    ]
+    tokens = sorted(one["tokens"] or math.inf for one in own)
+    both = [(one["tokens"], baseline.get(one["seed"])) for one in own]
+    ratios = [mine / other for mine, other in both if mine is not None and other is not None]
     return [
         arm,
-        f"{statistics.median(tokens) / 1000:.0f}k",
-        f"{tokens[0] / 1000:.0f}k - {tokens[-1] / 1000:.0f}k",
-        f"{statistics.median(ratios):.2f}" if ratios else "-",
-        f"{statistics.median(one['steps'] or float('inf') for one in own):.0f}",
+        thousands(statistics.median(tokens)),
+        f"{thousands(tokens[0])} - {thousands(tokens[-1])}",
+        f"{statistics.median(ratios):.2f}" if ratios else "",
         f"{sum(one['tokens'] is not None for one in own)} of {len(own)}",
+        f"{statistics.median(one['last_accuracy'] for one in own):.2f}",
         f"{statistics.median(one['cpu_s'] for one in own):.0f}",
     ]
+
+
+def thousands(tokens: float) -> str:
+    """In thousands; a dash where the goal was not reached."""
+    return "–" if math.isinf(tokens) else f"{tokens / 1000:.0f}k"
 
 
 def main() -> None:
@@ -193,7 +198,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="the warmed-up model")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=60, help="at most, of a run")
+    parser.add_argument("--data", choices=list(DATA), default="hopeless")
+    parser.add_argument("--tokens", type=int, default=600_000, help="at most, of a run")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     start_side(THREADS)
@@ -206,10 +212,10 @@ def main() -> None:
     arms, runs = arguments.arms.split(","), []
     for seed in range(arguments.seeds):
         for arm in arms:
-            runs.append(run(arm, seed, arguments.model, arguments.steps))
+            runs.append(run(arm, seed, arguments.model, arguments.data, arguments.tokens))
             print(json.dumps(runs[-1]), flush=True)
     baseline = {one["seed"]: one["tokens"] for one in runs if one["arm"] == "uniform"}
-    columns = ["arm", "tokens, median", "range", "of uniform, paired", "steps", "reached", "CPU s"]
+    columns = ["arm", "tokens, median", "range", "of uniform, paired", "reached", "last accuracy", "CPU s"]
     print_table(f"Until {GOAL:.0%}", columns, [summary(arm, runs, baseline) for arm in arms])
 
 
