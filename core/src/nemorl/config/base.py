@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from pydantic import (
     BaseModel,
@@ -73,6 +73,9 @@ class Config(Naming, BaseModel):
         allow_inf_nan=False,
         json_schema_extra=for_editors,
     )
+
+    other_paths: ClassVar[Mapping[str, str]] = {}
+    """Fields that a file may also write elsewhere: path of the field -> the other path, which errors name."""
 
     @classmethod
     def describe_options(cls) -> list[dict[str, Any]]:

@@ -101,7 +101,7 @@ class _Reading(Generic[AnyConfig]):
             self.config = self._without([item["loc"] for item in error.errors(include_url=False)])
         if self.config is not None:
             for issue in all_problems(self.config):
-                spelled = replace(issue, path=_as_written(issue.path, data))
+                spelled = replace(issue, path=self._as_written(issue.path))
                 if not _is_at_or_above(spelled.path, self.issues):
                     self.issues.append(spelled)
 
@@ -119,17 +119,27 @@ class _Reading(Generic[AnyConfig]):
         for item in error.errors(include_url=False):
             if item["type"] == "default_factory_not_called":
                 continue  # a default that follows from other fields, one of which is wrong and reported itself
-            path = _as_written(".".join(map(str, item["loc"])), self._data)
+            path = self._as_written(".".join(map(str, item["loc"])))
             if item["type"] == PROBLEM:
                 yield ConfigIssue(path, item["ctx"]["message"], item["ctx"]["fix"] or None)
             else:
                 yield explain(self._class, self._data, path, item)
 
+    def _as_written(self, path: str) -> str:
+        """``policy.model_name`` is ``model`` where that is how it was written."""
+        for field, other in self._class.other_paths.items():
+            section, _, key = field.partition(".")
+            at = self._data.get(section)
+            is_written = (at.get(key) if isinstance(at, Mapping) else None) if key else at
+            if f"{path}.".startswith(f"{field}.") and not is_written:
+                return other + path[len(field) :]
+        return path
+
     def _without(self, wrong: Sequence[tuple[str | int, ...]]) -> AnyConfig | None:
         """The config without its wrong keys, to look for problems in it; ``None`` where that is no config."""
         rest = copy.deepcopy(self._data)
         for location in wrong:
-            _take_out(rest, _as_written(".".join(map(str, location)), self._data).split("."))
+            _take_out(rest, self._as_written(".".join(map(str, location))).split("."))
         try:
             return self._class.model_validate(rest, context=self._context)
         except ValidationError:
@@ -151,13 +161,6 @@ def _algorithm_class(data: Mapping[str, Any], plugins: Registry) -> tuple[type[R
         issue = ConfigIssue("algorithm", error.message, error.fix)
         return RunConfig if meant is None else plugins.load("algorithms", meant), issue
     return loaded, None
-
-
-def _as_written(path: str, data: Mapping[str, Any]) -> str:
-    """``policy.model_name`` is ``model`` where that is how it was written."""
-    policy = data.get("policy")
-    in_policy = isinstance(policy, Mapping) and bool(policy.get("model_name"))
-    return "model" if path == "policy.model_name" and not in_policy else path
 
 
 def _is_at_or_above(path: str, issues: Sequence[ConfigIssue]) -> bool:

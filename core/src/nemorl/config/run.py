@@ -103,6 +103,8 @@ class RunConfig(Config):
     """Output of the policy at each token; ``value`` for reward models."""
     metrics: ClassVar[Mapping[str, MetricInfo]] = STEP_METRICS
     """Metrics of the algorithm by full name, e.g. ``train/loss``. ``<part>`` stands for any text."""
+    other_paths: ClassVar[Mapping[str, str]] = {"policy.model_name": "model"}
+    """Fields that a file may also write elsewhere: path of the field -> the other path, which errors name."""
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = ()
     """Alternative sets of columns, one of which a train row must have. Empty: any row will do."""
     needs_capabilities: ClassVar[Mapping[str, frozenset[str]]] = {}

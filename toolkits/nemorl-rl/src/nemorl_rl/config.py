@@ -17,6 +17,7 @@ from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.types import SamplingParams
 from pydantic import Field, model_validator
 
+from nemorl_rl.curriculum.choosing import AnySampler
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
 from nemorl_rl.placement.place import place
 from nemorl_rl.rollouts.outcomes import OutcomeTable
@@ -181,6 +182,7 @@ class RolloutRunConfig(RunConfig):
         **ROLLOUT_METRICS,
         **RunConfig.metrics,
     }
+    other_paths: ClassVar[Mapping[str, str]] = {**RunConfig.other_paths, "prompt_sampling": "data.sampling"}
 
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     """The sampling engine and its settings."""
@@ -188,10 +190,23 @@ class RolloutRunConfig(RunConfig):
     """How responses are collected and scored."""
     records: Annotated[RecordingConfig, RESUMABLE] = Field(default_factory=RecordingConfig)
     """How many rollouts are kept in ``records/``."""
+    prompt_sampling: AnySampler | None = None
+    """Which prompts a step asks, by what became of them so far: ``pass_rate``, ``thompson``, ``budget``; or
+    ``uniform``, which only keeps statistics. In files also ``data.sampling``. Unset: every prompt once per epoch."""
     environment: Annotated[EnvironmentConfig, Component("environments")] | None = None
     """Environment that scores responses. Unset: pass ``reward_fn`` to ``fit``."""
     validation: Annotated[RolloutValidationConfig, RESUMABLE] = Field(default_factory=RolloutValidationConfig)
     """Held-out evaluation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_sampling_from_data(cls, given: Any) -> Any:
+        """``data.sampling`` is ``prompt_sampling``: how a run samples its data is not the dataset's to know."""
+        data = given.get("data") if isinstance(given, dict) else None
+        if not isinstance(data, Mapping) or "sampling" not in data or given.get("prompt_sampling") is not None:
+            return given
+        rest = {key: value for key, value in data.items() if key != "sampling"}
+        return {**given, "data": rest, "prompt_sampling": data["sampling"]}
 
     @model_validator(mode="before")
     @classmethod

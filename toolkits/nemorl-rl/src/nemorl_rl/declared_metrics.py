@@ -150,6 +150,33 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "share of held-out responses without a verdict, which no other metric counts; appears when there are any",
         "anything above 0: fewer prompts are behind every mean",
     ),
+    "train/prompts/seen_frac": MetricInfo(
+        "Prompts asked",
+        "share",
+        "`data.sampling`: share of the data's prompts of which a response was scored",
+    ),
+    "train/prompts/visits": MetricInfo(
+        "Groups per prompt",
+        "groups",
+        "`data.sampling`: groups of a prompt that were scored, mean of those that were asked",
+    ),
+    "train/prompts/pass_rate/hard": MetricInfo(
+        "Pass rate by difficulty",
+        "share",
+        "`data.sampling`: recent pass rate, mean of the prompts of which less than a third passed in their first group",
+        "no growth: these prompts are beyond the policy, and what they cost is lost",
+        smooth=True,
+    ),
+    "train/prompts/pass_rate/medium": MetricInfo(
+        "Pass rate by difficulty", "share", "of those between a third and two thirds", smooth=True
+    ),
+    "train/prompts/pass_rate/easy": MetricInfo(
+        "Pass rate by difficulty",
+        "share",
+        "of those of which at least two thirds passed",
+        "a fall: the policy forgets what it could do",
+        smooth=True,
+    ),
     "train/environment/environment_timeout": MetricInfo(
         "Responses not scored in time",
         "share",

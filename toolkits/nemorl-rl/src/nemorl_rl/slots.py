@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nemorl.plugins.kinds import DatasetConfig
 
     from nemorl_rl.agents.gateways import EpisodeGateway
+    from nemorl_rl.curriculum.sampler import PromptSampler
     from nemorl_rl.rollouts.recording import RolloutRecorder
 
 FIND_DATASET: Slot[Callable[[str | Path, Sequence[str]], DatasetConfig]] = Slot("find_dataset")
@@ -25,3 +26,5 @@ OPEN_RECORDS: Slot[Callable[[Any], RolloutRecorder]] = Slot("open_records")
 """The recorder of a trainer's rollouts."""
 PLAN_RUN: Slot[Callable[[RunConfig, int | None, str | None], dict[str, Any]]] = Slot("plan_run")
 """The plan of a run on so many machines with such devices (``8xH100``)."""
+PROMPT_SAMPLER: Slot[type[PromptSampler]] = Slot("prompt_sampler")
+"""``of`` the name of a sampler, as ``data.sampling`` writes it: chooses the prompts of a rollout."""

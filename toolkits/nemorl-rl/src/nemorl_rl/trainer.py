@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -39,6 +40,7 @@ from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_rl.rollouts.prompts import to_prompts
 from nemorl_rl.rollouts.recording import NoRecorder, RolloutRecorder
 from nemorl_rl.rollouts.rehearsal import rehearse, reward_problems
+from nemorl_rl.rollouts.schedule import Settled
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.slots import OPEN_RECORDS
@@ -46,6 +48,7 @@ from nemorl_rl.slots import OPEN_RECORDS
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
 
+    from nemorl_rl.curriculum.curriculum import Curriculum
     from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
 
 R = TypeVar("R", bound=RolloutRunConfig)
@@ -75,6 +78,8 @@ class RolloutTrainer(BaseTrainer[R]):
         self.recorder: RolloutRecorder = NoRecorder()
         """Keeps rollouts in the run's directory."""
         self.buffer: AsyncRolloutBuffer | None = None
+        self.curriculum: Curriculum | None = None
+        """Chooses the prompts of the steps, where ``data.sampling`` asks for it."""
         self._step_began_s = time.monotonic()
         """When the present step began"""
         self._sync_bytes: int | None = None
@@ -116,6 +121,7 @@ class RolloutTrainer(BaseTrainer[R]):
         else:
             prompts = to_prompts(rows, self.tokenizer)
             samples = self.rollouts.collect(prompts, self.rollout_plan, seed=self._rollout_seed(self.step))
+            self._settle(samples)
         self.run.hooks.fire("on_rollout_end", trainer=self, step=self.step, samples=samples)
         self.recorder.rollout(samples, "train", self.step, self._step_began_s)
         return samples
@@ -259,8 +265,19 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def restore(self) -> None:
         """Be where the run was, rollouts that ran ahead included."""
+        self.curriculum = self.data.curriculum if isinstance(self.data, RowDataModule) else None
         self.buffer = self.new_buffer()
         super().restore()
+        self._record_prompts()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return state if self.curriculum is None else {**state, "prompts": self.curriculum.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.curriculum is not None:  # before the data, whose batches on their way are drawn again by it
+            self.curriculum.load_state_dict(state["prompts"])
+        super().load_state_dict(state)
 
     @property
     def batches(self) -> DataModule:
@@ -281,12 +298,29 @@ class RolloutTrainer(BaseTrainer[R]):
     def save(self) -> Path:
         # A run that goes on from a checkpoint makes no record of the steps before it again.
         self.recorder.flush()
-        return super().save()
+        path = super().save()
+        self._record_prompts()
+        return path
 
     def step_metrics(self, rows: Sequence[Row]) -> Metrics:
         of_buffer = self.buffer.metrics() if self.buffer is not None else {}
         metrics = {**super().step_metrics(rows), **self.generation.take_metrics(), **of_buffer}
+        metrics |= self.curriculum.metrics() if self.curriculum is not None else {}
         return metrics if self._sync_bytes is None else {**metrics, "weight_sync_bytes": Mean(self._sync_bytes)}
+
+    def _record_prompts(self) -> None:
+        """Record the statistics that the newest checkpoint holds."""
+        if self.curriculum is not None and isinstance(self.data, RowDataModule):
+            from nemorl_rl.curriculum.table import prompt_table
+
+            columns = prompt_table(self.curriculum.statistics, self.data.rows_at)
+            self.recorder.prompts(columns, self.progress.step, self.curriculum.rows)
+
+    def _settle(self, samples: Samples) -> None:
+        """Tell the curriculum what became of the rows of this step."""
+        if self.curriculum is not None:
+            for index, group in groupby(samples, lambda sample: sample.prompt.index):
+                self.curriculum.settle(self.curriculum.newest, index, list(group), self.step)
 
     def _rollout_seed(self, batch: int) -> int:
         return derive_seed(self.config.seed, "rollout", batch)
@@ -308,4 +342,9 @@ class RolloutTrainer(BaseTrainer[R]):
             deadline_s=self.config.cluster.worker_timeout_s + settings.environment_timeout_s,
             seed_of=self._rollout_seed,
             on_dropped=self.recorder.rejected,
+            on_settled=self._on_settled,
         )
+
+    def _on_settled(self, row: Settled) -> None:
+        if self.curriculum is not None:
+            self.curriculum.settle(row.batch, row.index, row.group, row.step)

@@ -130,10 +130,14 @@ class Mixture(Joined):
         self.rows_per_step = rows_per_step
         self._seed = seed
 
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each part."""
+        return [len(table) for table in self._tables]
+
     def order(self, *, seed: int, shuffle: bool) -> Order:
         """The order of a run with this seed."""
-        sizes = [len(table) for table in self._tables]
-        return MixedOrder(sizes, self.shares, seed=derive_seed(seed, "mixture", self._seed), shuffle=shuffle)
+        return MixedOrder(self.sizes, self.shares, seed=derive_seed(seed, "mixture", self._seed), shuffle=shuffle)
 
 
 class MixedOrder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
@@ -18,11 +18,16 @@ from nemorl.plugins import Registry, registry
 from nemorl.plugins.kinds import DatasetConfig
 from nemorl.types import Row
 
+from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.data.fingerprints import rows_fingerprint
 from nemorl_rl.data.mixtures import Mixture, Order, RowSets, ShuffledOrder
 from nemorl_rl.data.row_sizes import require_size
 from nemorl_rl.data.validation_sets import HeldOutRows
 from nemorl_rl.slots import FIND_DATASET
+
+if TYPE_CHECKING:
+    from nemorl_rl.curriculum.curriculum import Curriculum
+    from nemorl_rl.curriculum.sampler import PromptSampler
 
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": ("train",),
@@ -79,7 +84,7 @@ class RowDataModule:
 
     The order of an epoch depends on seed and epoch number only, so a position is one integer. Batches run across the
     end of an epoch: every row is seen exactly once per epoch, and all batches have the same size. A ``Mixture`` has an
-    order of its own.
+    order of its own. With a sampler an epoch is as many rows, which its ``curriculum`` chooses.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class RowDataModule:
         owner: str = "the dataset",
         max_tokens: int | None = None,
         accept_changed_data: bool = False,
+        sampler: PromptSampler | None = None,
     ) -> None:
         """
         Args:
@@ -102,6 +108,7 @@ class RowDataModule:
             owner: What errors in reading a row call the dataset.
             max_tokens: Of a sequence: rows that are far longer are refused. Unset: nobody asks.
             accept_changed_data: Load the position of another number of rows.
+            sampler: Chooses the rows of each batch, of a mixture within each part. Unset: the order does.
         """
         self._owner, self._max_tokens = owner, max_tokens
         if len(rows) == 0:
@@ -114,6 +121,13 @@ class RowDataModule:
         self._order: Order = ShuffledOrder(len(rows), seed=seed, shuffle=shuffle)
         if mixture is not None:
             self._order = mixture.order(seed=seed, shuffle=shuffle)
+        self.curriculum: Curriculum | None = None
+        """Chooses the rows of each batch, where there is a sampler."""
+        if sampler is not None:
+            from nemorl_rl.curriculum.curriculum import Curriculum
+
+            sizes = mixture.sizes if mixture is not None else [len(rows)]
+            self.curriculum = Curriculum(sampler, sizes, seed=seed)
 
     @property
     def first_row(self) -> Row:
@@ -129,13 +143,19 @@ class RowDataModule:
     def next_batch(self) -> list[Row]:
         positions = range(self._position, self._position + self._batch_size)
         numbers = [self._order.row_at(position) for position in positions]
-        with boundary(self._owner):
-            batch = [self._rows[number] for number in numbers]
+        if self.curriculum is not None:
+            numbers = self.curriculum.draw(self._position // self._batch_size + 1, numbers)
+        batch = self.rows_at(numbers)
         for number, row in zip(numbers, batch, strict=True):
             if self._max_tokens is not None:
                 require_size(row, f"row {number} of {self._owner}", self._max_tokens)
         self._position += self._batch_size
         return batch
+
+    def rows_at(self, numbers: Sequence[int]) -> list[Row]:
+        """Rows by number, of the data as it was given."""
+        with boundary(self._owner):
+            return [self._rows[number] for number in numbers]
 
     @property
     def epoch(self) -> int:
@@ -193,7 +213,11 @@ def open_data(
 
 
 def _data_module(source: DataSource, config: RunConfig, batch_size: int, accept_changed_data: bool) -> DataModule:
+    sampler = config.prompt_sampling if isinstance(config, RolloutRunConfig) else None
     if isinstance(source, DataModule):
+        if sampler is not None:
+            fix = "pass rows in its place, or leave data.sampling unset"
+            raise UsageError("a DataModule chooses its rows itself, and data.sampling asks to choose them", fix=fix)
         return source
     rows = rows_of(source, "train", config.registry)
     if rows is None:
@@ -212,6 +236,7 @@ def _data_module(source: DataSource, config: RunConfig, batch_size: int, accept_
         owner=owner,
         max_tokens=config.policy.max_sequence_tokens,
         accept_changed_data=accept_changed_data,
+        sampler=sampler,
     )
 
 

@@ -24,7 +24,7 @@ from nemorl.types import Row, Sample, Samples
 
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_rl.rollouts.prompts import to_prompts
-from nemorl_rl.rollouts.schedule import Batch, Move, OnStale, RolloutSchedule
+from nemorl_rl.rollouts.schedule import Batch, Move, OnStale, RolloutSchedule, Settled
 from nemorl_rl.rollouts.seeding import derive_seed
 
 
@@ -43,6 +43,7 @@ class AsyncRolloutBuffer:
         deadline_s: float,
         seed_of: Callable[[int], int],
         on_dropped: Callable[[list[Sample], str], None] = lambda _group, _why: None,
+        on_settled: Callable[[Settled], None] = lambda _row: None,
     ) -> None:
         """
         Args:
@@ -55,9 +56,12 @@ class AsyncRolloutBuffer:
             deadline_s: Longest wait of the trainer since it began a batch.
             seed_of: Batch number (1 is the first) -> the seed of its samples.
             on_dropped: Told of each group that is not trained on, and why. Any thread calls it, with a lock held.
+            on_settled: Told what became of each row, before the next rows are drawn and before the state is asked for,
+                in the order in which they were drawn. The trainer's thread calls it.
         """
         self._data, self._engine, self._plan = data, engine, plan
-        self._deadline_s, self._seed_of, self._on_dropped = deadline_s, seed_of, on_dropped
+        self._deadline_s, self._seed_of = deadline_s, seed_of
+        self._on_dropped, self._on_settled = on_dropped, on_settled
         self._changed = threading.Condition()
         """Held by whoever reads or changes what follows."""
         limit = max_batches if plan.keep is not None else None
@@ -89,6 +93,7 @@ class AsyncRolloutBuffer:
                 elif move is Move.TAKE:
                     self._tell_dropped(self._schedule)
                     rows, self._taken = self._schedule.take()
+                    self._tell_settled()
                     return rows
                 elif move is Move.GIVE_UP:
                     raise self._too_few_groups_error(begun)
@@ -129,6 +134,7 @@ class AsyncRolloutBuffer:
     def state_dict(self) -> dict[str, Any]:
         """The position of the oldest unsettled batch, and the groups settled since, which are not made again."""
         with self._changed:
+            self._tell_settled()
             return self._schedule.state_dict(self._data.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -157,7 +163,12 @@ class AsyncRolloutBuffer:
         for group, why in schedule.take_dropped() if schedule is self._schedule else []:
             self._on_dropped(group, why)
 
+    def _tell_settled(self) -> None:
+        for row in self._schedule.take_settled():
+            self._on_settled(row)
+
     def _draw(self) -> Batch:
+        self._tell_settled()
         position = self._data.state_dict()
         return self._schedule.draw(self._data.next_batch(), position)
 

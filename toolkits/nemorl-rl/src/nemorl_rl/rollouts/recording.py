@@ -5,8 +5,8 @@ How they are written is the matter of a toolkit that offers ``open_records`` (``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nemorl.config.base import Config
 from nemorl.types import Sample, Samples
@@ -63,6 +63,15 @@ class RolloutRecorder(Protocol):
     def updated(self) -> None:
         """The policy has learned from the batch."""
 
+    def prompts(self, columns: Mapping[str, Sequence[Any]], step: int, rows: int) -> None:
+        """What became of each prompt up to a step, in place of what was handed over before.
+
+        Args:
+            columns: Of equal length, as :func:`nemorl_rl.curriculum.table.prompt_table` makes them.
+            step: The last of the run.
+            rows: Prompts in the data.
+        """
+
     def flush(self) -> None:
         """Return when all that was handed over is on disk, or cannot be written."""
 
@@ -80,6 +89,8 @@ class NoRecorder:
     def batch(self, samples: Samples, minibatches: Sequence[TokenBatch]) -> None: ...
 
     def updated(self) -> None: ...
+
+    def prompts(self, columns: Mapping[str, Sequence[Any]], step: int, rows: int) -> None: ...
 
     def flush(self) -> None: ...
 

@@ -33,6 +33,20 @@ last, and only a larger ``max_staleness`` or ``on_stale: train`` learns from it.
 OnStale = Literal["drop", "requeue", "train"]
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What became of one row."""
+
+    batch: int
+    """Number of the batch."""
+    index: int
+    """Of the row in it."""
+    group: Group | None
+    """Its samples; ``None``: they were given up before they were all there."""
+    step: int
+    """The training step for which it was begun."""
+
+
 @dataclass
 class Batch:
     """P rows that were drawn together."""
@@ -118,6 +132,7 @@ class RolloutSchedule:
         self._ages: list[int] = []
         self._stale = self._unwanted = self._requeued = 0
         self._dropped: list[tuple[Group, str]] = []
+        self._settled: list[Settled] = []
 
     # What is decided
 
@@ -198,7 +213,7 @@ class RolloutSchedule:
         elif is_wanted:
             batch.ready[index] = group
         else:
-            batch.settle(index)
+            self._settle(batch, index, group)
             self._unwanted += 1
             self._dropped.append((group, why_unwanted(group)))
 
@@ -208,6 +223,11 @@ class RolloutSchedule:
         dropped, self._dropped = self._dropped, []
         return dropped
 
+    def take_settled(self) -> list[Settled]:
+        """The rows that were settled since the last call, in the order in which they were drawn."""
+        settled, self._settled = self._settled, []
+        return sorted(settled, key=lambda one: (one.batch, one.index))
+
     def take(self) -> tuple[list[Row], Samples]:
         """The rows of the P oldest groups that are ready, and their samples, renumbered from 0."""
         rows: list[Row] = []
@@ -216,7 +236,7 @@ class RolloutSchedule:
         for batch in self.all:
             for index in sorted(batch.ready)[: self.size - len(rows)]:
                 group = batch.ready.pop(index)
-                batch.settle(index)
+                self._settle(batch, index, group)
                 prompt = replace(group[0].prompt, index=len(rows))
                 samples += [replace(sample, prompt=prompt) for sample in group]
                 self._ages += [self.version - min(sample.weight_versions) for sample in group]
@@ -239,16 +259,16 @@ class RolloutSchedule:
             }
             if not batch.is_generating and self._is_stale(batch.version):
                 stale |= set(range(len(batch.rows))) - batch.settled - batch.ready.keys() - batch.requeued
+            makes_again = self.on_stale == "requeue" and batch.attempt < MAX_REQUEUES
             for index in sorted(stale):
                 group = batch.ready.pop(index, None)
                 if group is not None:
                     self._dropped.append((group, STALE))
-            if self.on_stale == "requeue" and batch.attempt < MAX_REQUEUES:
+                if not makes_again:
+                    self._settle(batch, index, group)
+                    self._stale += 1
+            if makes_again:
                 self._make_again(batch, sorted(stale))
-                continue
-            for index in stale:
-                batch.settle(index)
-            self._stale += len(stale)
         self._forget_settled()
 
     def _make_again(self, batch: Batch, places: Sequence[int]) -> None:
@@ -258,6 +278,15 @@ class RolloutSchedule:
             parent = (batch, places)
             self.again.append(Batch(batch.number, rows, batch.position, parent=parent, attempt=batch.attempt + 1))
             self._requeued += len(places)
+
+    def _settle(self, batch: Batch, index: int, group: Group | None) -> None:
+        """Nothing more becomes of a group; told as one of the batch that it was drawn with."""
+        step = batch.version + 1
+        batch.settle(index)
+        while batch.parent is not None:
+            batch, places = batch.parent
+            index = places[index]
+        self._settled.append(Settled(batch.number, index, group, step))
 
     def _is_stale(self, version: int) -> bool:
         return self.version - version > self.max_staleness

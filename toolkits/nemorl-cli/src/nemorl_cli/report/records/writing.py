@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from nemorl.base.files.atomic import replacing
 from nemorl.types import Sample, Samples
 
+from nemorl_cli.report.records.prompts import write_prompts
 from nemorl_cli.report.records.reading import FOLDER
 from nemorl_cli.report.records.schema import WRITING
 from nemorl_cli.report.records.selecting import Amounts, Selection
@@ -141,6 +142,13 @@ class Recorder:
         if self._measure is not None:
             self._trained = [part.with_tokens(policy_logprobs=self._measure(part)) for part in self._trained]
             self._finish()
+
+    def prompts(self, columns: Mapping[str, Sequence[Any]], step: int, rows: int) -> None:
+        try:
+            write_prompts(self.path, columns, step, rows)
+        except Exception as error:
+            self._problem = str(error) or type(error).__name__
+            self._say()
 
     def truncate_after(self, step: int) -> None:
         """Drop what is recorded of later steps: the run makes them again."""

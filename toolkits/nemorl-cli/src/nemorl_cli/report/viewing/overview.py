@@ -17,6 +17,7 @@ from nemorl_cli.report.records.reading import FOLDER, read_records, record_files
 from nemorl_cli.report.run_data import RunData, cell
 from nemorl_cli.report.sections import Curves, Section, Table, Text, TranscriptSection, sections_of
 from nemorl_cli.report.viewing.alerts import alerts_of, mark
+from nemorl_cli.report.viewing.prompts import prompt_section
 from nemorl_cli.report.viewing.settings import settings_of
 
 JSON: dict[str, Any] = {"allow_nan": False, "separators": (",", ":")}
@@ -52,16 +53,17 @@ def overview(run: RunData) -> Data:
 
 
 def extra(run: RunData, run_dir: Path, failed: Callable[[NemorlError], None]) -> Data:
-    """The slower parts of a page: the same prompts early and late, and the sections of plugins.
+    """The slower parts of a page: the same prompts early and late, the history of each prompt, the sections of plugins.
 
     Args:
         run: To show.
         run_dir: Of the run.
         failed: Told of a section that raises, which says so in its place.
     """
-    sections = [drawn(section, failed) for section in sections_of(run, admitted(run), failed)]
+    prompts = prompt_section(run, run_dir)
+    sections = [*([prompts] if prompts is not None else []), *sections_of(run, admitted(run), failed)]
     few = replace(run, samples=early_and_late(run_dir))
-    return {"samples": parts.samples(few), "sections": sections}
+    return {"samples": parts.samples(few), "sections": [drawn(section, failed) for section in sections]}
 
 
 def early_and_late(run_dir: Path) -> list[dict[str, Any]]:
