@@ -97,7 +97,7 @@ class PaddedPairs:
         """[N] of ``batch``, whose pairs stand side by side."""
         pairs = len(self.chosen.prompts)
         sides = zip((self.chosen, self.rejected), (logits[:pairs], logits[pairs:]), strict=True)
-        cut = [part.logprobs(found).split([len(ids) for ids in part.sequences]) for part, found in sides]
+        cut = [torch.split(part.logprobs(found), [len(ids) for ids in part.sequences]) for part, found in sides]
         return torch.cat([side for pair in zip(*cut, strict=True) for side in pair])
 
 

@@ -85,7 +85,7 @@ def test_a_bounded_divergence_teaches_the_sums(teacher: Path, student: Path, tmp
 def test_the_datasets_responses_teach_what_the_teacher_does_not_know(student: Path, tmp_path: Path) -> None:
     began = run(tmp_path / "ignorant", algorithm="sft", model=str(student), batch_size=4, max_steps=1)
     ignorant = began.run_dir / "model"
-    knobs = {"topk": 8, "kl_type": "jsd", "dataset_fraction": 1.0, "max_steps": 80}
+    knobs: dict[str, Any] = {"topk": 8, "kl_type": "jsd", "dataset_fraction": 1.0, "max_steps": 80}
     _, without = learn("distillation", ignorant, student, tmp_path / "without", **knobs)
     _, after = learn("distillation", ignorant, student, tmp_path / "with", **knobs, sft_loss_weight=1.0)
     assert without["validation/accuracy"] < 0.2

@@ -35,7 +35,7 @@ def labelled(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def train(folder: Path, rows: Any, **knobs: Any) -> Any:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes: Any = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     config = load_config({
         "model": str(write_tiny_model(folder / "tiny", alphabet=LETTERS, **sizes)),
         "policy": {"init": "random", "optimizer": {"lr": 1e-3}},

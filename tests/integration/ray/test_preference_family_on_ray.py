@@ -17,7 +17,7 @@ NAMES = {"train/loss", "train/grad_norm", "train/reference_point", "train/sft_lo
 
 
 def train(algorithm: str, model: Path, run_dir: Path, cluster: dict[str, Any]) -> TrainResult:
-    config = load_config({
+    config: Any = load_config({
         "algorithm": algorithm,
         "model": str(model),
         "policy": {"init": "random", "optimizer": {"lr": 1e-3}},
@@ -28,7 +28,8 @@ def train(algorithm: str, model: Path, run_dir: Path, cluster: dict[str, Any]) -
         "run_dir": str(run_dir),
     })  # fmt: skip
     data = {"train": ROWS[:20], "validation": ROWS[20:]}
-    return config.build().fit(dataset=data, console=Console(quiet=True))
+    result: TrainResult = config.build().fit(dataset=data, console=Console(quiet=True))
+    return result
 
 
 @pytest.mark.parametrize("algorithm", ["kto", "orpo"])

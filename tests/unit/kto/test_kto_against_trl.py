@@ -94,7 +94,7 @@ def test_loss_and_gradient_are_those_of_trl_on_fifty_batches(loss: KTOLoss) -> N
             "label": torch.tensor(labels),
         }
         model = GivenModel(logits, other_logits, given["KL_input_ids"])
-        reference = GivenModel(*of_reference, given["KL_input_ids"])
+        reference = GivenModel(of_reference[0], of_reference[1], given["KL_input_ids"])
         trainer = trainer_of(loss, model, reference)
         theirs = trl.KTOTrainer._compute_loss(trainer, model, given, False)
 
@@ -124,12 +124,13 @@ def test_prompts_meet_the_responses_that_they_meet_in_a_run_of_trl(tmp_path: Pat
     rows = [{"prompt": f"{n}+1=", "completion": "1" * (n + 1), "label": n % 2 == 0} for n in range(4)]
     seen: list[dict[str, Any]] = []
 
-    class Recording(trl.KTOTrainer):  # type: ignore[misc]
+    class Recording(trl.KTOTrainer):  # type: ignore[misc, name-defined]
         def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
             seen.append(inputs)
             return super()._compute_loss(model, inputs, return_outputs)
 
-    model, reference = (AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)) for _ in range(2))
+    config = AutoConfig.from_pretrained(folder)
+    model, reference = (AutoModelForCausalLM.from_config(config) for _ in range(2))  # type: ignore[no-untyped-call]
     trainer = Recording(
         model=model,
         ref_model=reference,

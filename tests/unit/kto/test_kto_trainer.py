@@ -38,7 +38,8 @@ def train(model: Path, run_dir: Path, *, resume: bool = False, **knobs: Any) -> 
         **knobs,
     })  # fmt: skip
     data = {"train": LABELLED[:6] + PAIRED, "validation": LABELLED[6:]}
-    return config.build().fit(dataset=data, resume=resume, console=Console(quiet=True))
+    result: TrainResult = config.build().fit(dataset=data, resume=resume, console=Console(quiet=True))
+    return result
 
 
 def numbers(result: TrainResult, step: int = 0) -> list[float]:

@@ -82,7 +82,7 @@ def test_parts_of_a_step_add_up() -> None:
 
 def test_only_what_is_learnt_has_a_gradient() -> None:
     logprobs = torch.tensor(LOGPROBS, requires_grad=True)
-    ORPOLoss(0.1)(logprobs, with_likelihood(PAIRS, "token", of_prompts=True))[0].backward()
+    ORPOLoss(0.1)(logprobs, with_likelihood(PAIRS, "token", of_prompts=True))[0].backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None
     signs = torch.sign(logprobs.grad).int().tolist()
     assert signs == [0, -1, -1, -1, 0, 0, 1, 0, -1, -1, 0, 0, 1, 1, 0, 0, 0, 0]
