@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from nemorl.base.files.atomic import replacing_folder
-from nemorl.contracts import Loss, SnapshottingBackend, TrainingBackend, WeightsName, WorkerGroup
+from nemorl.contracts import Loss, MomentsBackend, SnapshottingBackend, TrainingBackend, WeightsName, WorkerGroup
 from nemorl.contracts.workers import P, R, ShardVerb
 from nemorl.metrics import Metrics, merge
 
@@ -53,7 +53,7 @@ class TrainingPolicy:
 
     def get_moments(self, batch: TokenBatch) -> Tensor:
         """[N, 3] log-prob, entropy and chance of two equal draws at every token (capability ``moments``)."""
-        return self._measured("get_moments", batch)[0]
+        return self._measured(MomentsBackend.get_moments, batch)[0]
 
     def get_values(self, batch: TokenBatch) -> Tensor:
         """[N] float32 value of the state before each token of ``batch``, of a model with a value head."""

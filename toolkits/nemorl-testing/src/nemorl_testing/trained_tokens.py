@@ -90,7 +90,8 @@ def _expect_given(subject: Subject, ids: tuple[int, ...], mask: tuple[bool, ...]
 
 
 def _outputs(update: Update) -> Tensor:
-    """Outputs of the model, [N], or made-up ones for candidates, [N, K], or with moments, [N, 3]. Masked slots hold NaN."""
+    """Outputs of the model, [N], or made-up ones for candidates, [N, K], or with moments, [N, 3]. Masked slots hold
+    NaN."""
     import torch
 
     batch, said = update.batch, update.before
