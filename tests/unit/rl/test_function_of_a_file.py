@@ -52,6 +52,7 @@ def environment(**changes: Any) -> Environment:
         ({"environment": "./reward.py:score"}, "it is 5", 0.0),
         ({"reward_fn": "reward.py:score"}, "it is 4", 1.0),
         ({"environment": {"name": "reward.py:score"}}, "it is 4", 1.0),
+        ({"environment": {"function": "reward.py:score"}}, "it is 4", 1.0),
         ({"environment": "math.py:score"}, "4", 1.0),
         ({"environment": "reward.py:Shouting"}, "FOUR", 1.0),
         ({"environment": {"name": "function", "function": "reward.py:Shouting"}}, "four", 0.0),

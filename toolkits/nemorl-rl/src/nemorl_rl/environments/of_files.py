@@ -60,7 +60,11 @@ def _expand(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, 
     Example:
         >>> _expand({"name": "reward.py:score"}, ["math"])
         {'name': 'function', 'function': 'reward.py:score'}
+        >>> _expand({"function": "reward.py:score"}, ["math"])
+        {'name': 'function', 'function': 'reward.py:score'}
     """
+    if "name" not in value and is_reference(value.get("function")):
+        return {"name": NAME, **value}
     if not is_reference(value.get("name")):
         return None
     return {**value, "name": NAME, "function": value["name"]}
@@ -72,7 +76,8 @@ def _schemas(names: Sequence[str]) -> list[dict[str, Any]]:
     >>> _schemas(["math"])[0]["pattern"].startswith("[.]py:")
     True
     """
-    return [{"type": "string", "pattern": r"[.]py:[A-Za-z_]\w*$"}]
+    spelled = {"type": "string", "pattern": r"[.]py:[A-Za-z_]\w*$"}
+    return [spelled, {"type": "object", "required": ["function"], "properties": {"function": spelled}}]
 
 
 def _without_section(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
@@ -104,6 +109,6 @@ def _schema_of_section() -> dict[str, Any]:
 
 
 SPELLINGS = OtherSpellings(_expand, _schemas)
-"""``environment: reward.py:score``."""
+"""``environment: reward.py:score``, and ``environment: {function: reward.py:score}``."""
 REWARD_FN = ConfigSection(_without_section, _schema_of_section)
 """``reward_fn: reward.py:score``."""
