@@ -278,7 +278,7 @@ def test_data_sampling_and_prompt_sampling_are_one() -> None:
 
 
 def test_an_unknown_sampler_is_named_with_those_that_there_are(raises: Raises) -> None:
-    with raises(ConfigError, "thomson", "pass_rate", "Did you mean 'thompson'", path="data.sampling"):
+    with raises(ConfigError, "thomson", "pass_rate", "thompson", path="data.sampling"):
         config({"name": "arithmetic", "sampling": "thomson"})
 
 
