@@ -24,12 +24,19 @@ from nemorl_cli.report.diagnosing import diagnose
 from nemorl_testing.kit import CONFIG_KINDS, checks_for, run_checks
 
 ONE_CHECK_KINDS = frozenset({"algorithms", "training_backends", "generation_backends", "templates"})
-"""Kinds whose checks run models, or need files of their user: the first of theirs shows that the plugin works."""
+"""Kinds whose checks run models, or need files of their user: the first of theirs shows that the plugin works. The
+losses of algorithms are certified, too, which takes seconds."""
 PRINTED_CHARACTERS = 200
+LOSSES = "losses"
+"""No kind of plugin: what ``nemorl plugins check MODULE:NAME`` asks for."""
 
 
 def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
-    """What is wrong with a plugin, and what was tried."""
+    """What is wrong with a plugin, and what was tried. Of the kind ``losses``: a loss, named as ``module:name``."""
+    if kind == LOSSES:
+        from nemorl_testing.losses.looking import look_at_loss
+
+        return look_at_loss(name)
     problems: list[dict[str, str]] = []
     notes: list[str] = []
     answer: dict[str, Any] = {"problems": problems, "notes": notes, "passed": [], "skipped": {}, "import_s": None}
@@ -96,7 +103,8 @@ def _chosen(kind: str, *, full: bool) -> list[str]:
     if kind not in ONE_CHECK_KINDS:
         return [check.name for check in (*general, *own)]
     static = [check for check in general if check.function.__module__.endswith(("every_config", "entry_points"))]
-    return [check.name for check in (*static, *own[:1])]
+    losses = [check for check in general if check.function.__module__.endswith("certified_losses")]
+    return [check.name for check in (*static, *own[:1], *losses)]
 
 
 if __name__ == "__main__":
