@@ -116,6 +116,13 @@ class NormalisesAdvantagesShown(Sound):
         return super().value(policy, batch.with_tokens(advantages=batch["advantages"] - mean))
 
 
+class AddsAConstant(Sound):
+    """Once a microbatch."""
+
+    def value(self, policy: Tensor, batch: TokenBatch) -> Tensor:
+        return super().value(policy, batch) + 0.01
+
+
 # Masks and padding
 
 
@@ -190,6 +197,17 @@ class ComparesWithTheSampler(Sound):
 class RejectedFirst(SoundPairs):
     def margins(self, policy: Tensor, batch: TokenBatch) -> Tensor:
         return -super().margins(policy, batch)
+
+
+@dataclass(frozen=True)
+class FleesItsReturns:
+    """A critic."""
+
+    requires: frozenset[str] = frozenset({"returns"})
+
+    def __call__(self, values: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        errors = torch.where(batch.mask, values - batch["returns"], 0.0)
+        return -(errors.square() * batch.loss_weights).sum(), {}
 
 
 class HalvesForPairs(SoundPairs):
@@ -332,6 +350,7 @@ PLANTED: tuple[tuple[Any, str], ...] = (
     (AddsUpMeansOfRows(), "loss_weights_weigh"),
     (DividesByLengthsWithPrompts(), "padding_changes_nothing"),
     (NormalisesAdvantagesShown(), "microbatches_add_up"),
+    (AddsAConstant(), "nothing_to_train_costs_nothing"),
     (MultipliesByTheMask(), "padding_changes_nothing"),
     (IgnoresTheMaskInRatiosOfRows(), "padding_changes_nothing"),
     (GuessesTheMaskFromPadding(), "every_token_id_teaches"),
@@ -342,6 +361,7 @@ PLANTED: tuple[tuple[Any, str], ...] = (
     (ClipsTheWrongSide(), "a_clip_lets_come_back"),
     (ComparesWithTheSampler(), "declared_fields_matter"),
     (RejectedFirst(), "a_step_raises_the_better_action"),
+    (FleesItsReturns(), "a_step_brings_values_nearer"),
     (HalvesForPairs(), "order_changes_nothing"),
     (FreezesTheRejected(), "every_place_of_a_group_teaches"),
     (ForgetsToDetachItsWeight(), "a_step_raises_the_better_action"),

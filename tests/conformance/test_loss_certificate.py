@@ -42,7 +42,7 @@ def broken(certificate: LossCertificate) -> set[str]:
 
 def test_there_are_more_planted_bugs_than_twenty_one_and_each_is_another_class() -> None:
     kinds = {type(loss) for loss, _ in PLANTED}
-    assert len(kinds) == len(PLANTED) == 33
+    assert len(kinds) == len(PLANTED) == 35
     module = vars(planted_losses).values()
     written = {one for one in module if isinstance(one, type) and one.__module__ == planted_losses.__name__}
     assert written - kinds == {type(loss) for loss in SOUND}
@@ -144,6 +144,12 @@ def test_what_a_loss_detaches_is_held_fixed_and_what_it_takes_by_number_is_not()
     assert "gradient_is_that_of_the_value" not in broken(certify_loss(planted_losses.SoundCISPO()))
     found = broken(certify_loss(planted_losses.TakesItsWeightByItem()))
     assert "gradient_is_that_of_the_value" in found
+
+
+def test_a_reward_model_that_prefers_the_rejected_is_found() -> None:
+    certificate = certify_loss(planted_losses.RejectedFirst(), is_value=True)
+    assert broken(certificate) == {"a_step_raises_the_better_value"}
+    assert broken(certify_loss(planted_losses.SoundPairs(), is_value=True)) == set()
 
 
 def test_a_certificate_says_each_clause_as_json() -> None:

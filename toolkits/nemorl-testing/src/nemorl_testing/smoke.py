@@ -16,12 +16,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from nemorl.errors import NemorlError
+from nemorl.errors import ConfigError, NemorlError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.index import requirement_on_kernel
 from nemorl_cli.report.diagnosing import diagnose
 
-from nemorl_testing.kit import CONFIG_KINDS, checks_for, run_checks
+from nemorl_testing.kit import CONFIG_KINDS, Settings, Subject, checks_for, run_checks
 
 ONE_CHECK_KINDS = frozenset({"algorithms", "training_backends", "generation_backends", "templates"})
 """Kinds whose checks run models, or need files of their user: the first of theirs shows that the plugin works. The
@@ -57,6 +57,10 @@ def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
     if required:
         notes.append(f"not built: it needs a value for {', '.join(required)}")
         return answer
+    missing = _missing_of_algorithm(entry)
+    if missing:
+        notes.append(f"not run: {missing}")
+        return answer
     report = run_checks(kind, name, only=_chosen(kind, full=full))
     answer["passed"], answer["skipped"] = list(report.passed), dict(report.skipped)
     fix = f"a defect of {entry.distribution}: update it, or tell its authors"
@@ -80,6 +84,17 @@ def _required_options(entry: PluginEntry) -> list[str]:
         return []
     fields = registry().load(entry.kind, entry.id).model_fields
     return [option for option, field in fields.items() if field.is_required()]
+
+
+def _missing_of_algorithm(entry: PluginEntry) -> str:
+    """What a small run of an algorithm lacks and only its user can say, e.g. a teacher; empty where that is nothing."""
+    if entry.kind != "algorithms":
+        return ""
+    try:
+        _ = Subject(entry.kind, entry.id, Settings(), Path()).config
+    except ConfigError as error:
+        return " ".join(error.message.split())
+    return ""
 
 
 def _load(entry: PluginEntry, notes: list[str]) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -193,20 +192,13 @@ def _outcomes(loss: Any, shape: Shape, cases: list[Case]) -> Iterator[Outcome]:
     for clause in OF_EACH_BATCH:
         yield _tried(clause, [_Trial(clause, loss)], cases, in_all=False)
     extremes = [_extreme(case) for case in cases]
-    yield _tried(stays_finite, [_Trial(stays_finite, loss)], extremes, in_all=False)
+    yield _tried(clauses.stays_finite, [_Trial(clauses.stays_finite, loss)], extremes, in_all=False)
     if isinstance(loss, SelectiveLoss):
         told = clauses.has_gradient_is_true
         yield _tried(told, [_Trial(told, loss)], cases, in_all=False)
     # What has to hold of some batch at least: a loss may leave out tokens that its bounds, its signs say nothing of.
     yield from _of_some_batch(loss, shape, cases)
     yield from _on_the_bandit(loss, shape)
-
-
-def stays_finite(loss: Any, outputs: Any, batch: TokenBatch) -> None:
-    """Log-probs 100 nats apart, which no sane run has, leave the loss and its gradient finite."""
-    value, gradient = clauses.value_and_gradient(loss, outputs, batch)
-    assert math.isfinite(float(value)), f"the loss is {float(value)}"
-    assert gradient.isfinite().all(), f"the gradient is {gradient.tolist()}"
 
 
 def _extreme(case: Case) -> Case:

@@ -215,6 +215,13 @@ def loss_weights_weigh(loss: Any, outputs: Tensor, batch: TokenBatch) -> None:
     )
 
 
+def stays_finite(loss: Any, outputs: Tensor, batch: TokenBatch) -> None:
+    """Log-probs 100 nats apart, which no sane run has, leave the loss and its gradient finite."""
+    value, gradient = value_and_gradient(loss, outputs, batch)
+    assert math.isfinite(float(value)), f"the loss is {float(value)}"
+    assert gradient.isfinite().all(), f"the gradient is {gradient.tolist()}"
+
+
 def metrics_add_up(loss: Any, outputs: Tensor, batch: TokenBatch) -> None:
     """What it reports of parts is together what it reports of the whole: totals and counts, never means of means."""
     size, parts = batch.sequences_per_group, []

@@ -9,7 +9,8 @@ from nemorl.errors import NemorlError, UsageError
 
 from nemorl_testing.losses.certificate import Outcome, certify_loss
 
-FIX = "paste the test below beside the loss, and change the loss until it passes"
+FIX = "paste this test beside the loss, and change the loss until it passes"
+FIX_OF_OTHERS = "often the same mistake: look again when the first is gone; its test is in the answer of --json"
 
 
 def look_at_loss(path: str) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def look_at_loss(path: str) -> dict[str, Any]:
         return answer
     answer["passed"] = [outcome.name for outcome in certificate.outcomes if outcome.state == "holds"]
     answer["skipped"] = {outcome.name: outcome.skipped for outcome in certificate.outcomes if outcome.skipped}
-    answer["problems"] = [_problem(outcome) for outcome in certificate.broken]
+    answer["problems"] = [_problem(outcome, index == 0) for index, outcome in enumerate(certificate.broken)]
     answer["notes"] = [f"{name} says nothing of it: {why}" for name, why in answer["skipped"].items()]
     return answer
 
@@ -46,6 +47,9 @@ def _loaded(path: str) -> Any:
     return loss
 
 
-def _problem(outcome: Outcome) -> dict[str, str]:
-    what = f"{outcome.name}: {outcome.clause}\n  seen: {outcome.failure}\n\n{outcome.test}"
-    return {"what": what, "fix": FIX, "test": outcome.test}
+def _problem(outcome: Outcome, is_first: bool) -> dict[str, str]:
+    """One mistake breaks several clauses: the test of the first is what is read."""
+    what = f"{outcome.name}: {outcome.clause}\n  seen: {outcome.failure}"
+    if is_first:
+        what += f"\n\n{outcome.test}"
+    return {"what": what, "fix": FIX if is_first else FIX_OF_OTHERS, "test": outcome.test}

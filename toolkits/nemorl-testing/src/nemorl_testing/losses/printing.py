@@ -67,7 +67,8 @@ def construction(loss: Any) -> tuple[list[str], str]:
         return lines, f"{kind.__name__}()"
     for one in fields(loss):
         value = getattr(loss, one.name)
-        if not one.init or _is_default(one, value):
+        is_nameless = inspect.isfunction(value) and "<" in value.__qualname__
+        if not one.init or is_nameless or _is_default(one, value):
             continue
         more, text = _expression(value)
         lines += more

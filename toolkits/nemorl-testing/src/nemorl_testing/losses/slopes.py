@@ -20,12 +20,12 @@ from torch.overrides import TorchFunctionMode
 STEP = 1e-5
 """Nats to either side. The error of a central difference is of order 1e-10, that of float32 1e-2."""
 TOLERANCE = 1e-4
-DATA: Any = Tensor.data
-DETACHING = (Tensor.detach, torch.detach, DATA.__get__)
 
 
 class Held(TorchFunctionMode):
     """Keeps what is detached, or computed without gradient, in the first run; later runs get it in the same order."""
+
+    DETACHING: Any = (Tensor.detach, torch.detach, Tensor.data.__get__)  # type: ignore[attr-defined]
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Held(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        is_held = func in DETACHING or not torch.is_grad_enabled()
+        is_held = func in self.DETACHING or not torch.is_grad_enabled()
         if not is_held or not isinstance(result, Tensor) or not result.is_floating_point():
             return result
         if self.next is None:
