@@ -15,7 +15,7 @@ import test_every_loss
 import torch
 from nemorl.errors import UsageError
 from nemorl_preference.rm.loss import BradleyTerryLoss
-from nemorl_testing.losses import LossCertificate, certify_loss
+from nemorl_testing.losses import LossCertificate, Outcome, certify_loss
 from nemorl_testing.losses.cases import Case, Row
 from nemorl_testing.losses.drawing import Shape, draw_cases
 from nemorl_testing.losses.shrinking import shrink
@@ -153,7 +153,7 @@ def test_a_reward_model_that_prefers_the_rejected_is_found() -> None:
 
 
 def test_a_certificate_says_each_clause_as_json() -> None:
-    told = []
+    told: list[Outcome] = []
     certificate = certify_loss(planted_losses.DetachesEverything(), told=told.append)
     assert tuple(told) == certificate.outcomes
     answer = json.loads(json.dumps(certificate.as_dict()))
