@@ -4,8 +4,8 @@
 
 A tiny model that adds sloppily (the quickstart's) learns by GRPO. Its environment fails in 30 % of the episodes of
 training and validation alike. ``default`` is the table ``rollouts.on_outcome`` as it comes, ``zero`` scores failures 0,
-as was common, ``refill`` asks for others. ``true`` is the accuracy afterwards, asked without failures; ``said`` is the last
-validation's.
+as was common, ``refill`` asks for others. ``true`` is the accuracy afterwards, asked without failures; ``said`` is the
+last validation's.
 
 In the second table nothing fails at random: wrong answers cost 1, and an answer that ends with 7 makes the environment
 hang. A policy that can dodge the cost so does where such episodes are dropped.

@@ -27,6 +27,14 @@ TEACHER = {"model": str(tiny_model(seed=11, num_hidden_layers=1)), "precision": 
 TAUGHT = {"num_prompts_per_step": 4, "teacher": TEACHER}
 OF_REWARDS, OF_ROWS = "what_earns_more_becomes_likelier", "given_responses_become_likelier"
 OF_CRITICS, OF_STUDENTS = "a_critic_nears_what_is_earned", "a_student_nears_its_teachers"
+CERTIFIED = "losses_are_certified"
+BAD_LOSSES = frozenset(
+    {
+        *("OwnNormalisation", "AveragesAverages", "Unlearns", "SpillsMaskedSlots", "ClimbsTheLoss", "Disagrees"),
+        *("RollsTheMaskOfItsLoss", "CriticFlees", "CriticAverages", "CriticRollsItsMask", "CriticTimesMask"),
+    }
+)
+"""Mutants whose mistake is in a loss, where its certificate sees it, too."""
 SILENT = frozenset(
     {
         *("generator_has_the_weights_of_each_step", "garbage_in_masked_slots_changes_nothing"),
@@ -153,6 +161,7 @@ ALGORITHMS = {
     "metrics_are_those_of_the_whole_batch": "algorithms:AveragesAverages",
     "what_is_trained_is_what_was_chosen": "algorithms:LosesTheEnd",
     OF_ROWS: "algorithms:Unlearns",
+    CERTIFIED: "algorithms:RoundsToFloat32",
     "run_learns_something": "algorithms:OnlyLooks",
     "killed_run_resumes_as_if_nothing_happened": "algorithms:Forgetful",
     "same_seed_gives_the_same_run": "algorithms:FixedSeed",
@@ -302,7 +311,8 @@ SOUND = (
 def _by_value(kind: str, table: Mapping[str, str | tuple[str, ...]], **options: Any) -> Iterator[Mutant]:
     for check, values in table.items():
         for value in (values,) if isinstance(values, str) else values:
-            yield Mutant(kind, value, frozenset({check}), options)
+            also = {CERTIFIED} if value.partition(":")[2] in BAD_LOSSES else set()
+            yield Mutant(kind, value, frozenset({check, *also}), options)
 
 
 def _by_mistake(kind: str, table: Mapping[str, str | tuple[str, ...]]) -> Iterator[Mutant]:

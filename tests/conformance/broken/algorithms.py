@@ -63,6 +63,12 @@ class OwnNormalisation(SoundSFT):
     trainer: ClassVar[str] = "broken.trainers:OwnNormalisationTrainer"
 
 
+class RoundsToFloat32(SoundSFT):
+    """Rounds log-probs in its loss to float32, whatever it is given: no run shows it."""
+
+    trainer: ClassVar[str] = "broken.trainers:RoundsToFloat32Trainer"
+
+
 class SoundGRPO(GRPOConfig):
     """Nothing is wrong with it either."""
 

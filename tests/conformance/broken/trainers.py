@@ -81,6 +81,20 @@ class OwnNormalisationTrainer(SFTTrainer):
     loss = MeanOverWhatIsShown()  # type: ignore[assignment]
 
 
+@dataclass(frozen=True)
+class NLLInFloat32:
+    requires: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, Metrics]:
+        kept = torch.where(batch.mask, policy_logprobs.float(), 0.0)
+        return -(kept * batch.loss_weights).sum(), {}
+
+
+class RoundsToFloat32Trainer(SFTTrainer):
+    config_class = algorithms.RoundsToFloat32
+    loss = NLLInFloat32()  # type: ignore[assignment]
+
+
 class SoundGRPOTrainer(GRPOTrainer):
     config_class = algorithms.SoundGRPO
 

@@ -46,6 +46,8 @@ DEFAULT_CHARACTERS = 40
 """Of a default, in a table; nested configs would fill it."""
 MAX_ANSWER_BYTES = 4 << 20
 """Of the file in which the process of ``check`` says what it found."""
+LOSSES = "losses"
+"""The kind of a result of ``check`` that is of a loss, named as ``module:name``."""
 AT_ONCE = 2
 """Processes of ``check`` that run at the same time: backends load models."""
 Kind = Annotated[str | None, typer.Option("--kind", help="Only this kind, e.g. algorithms.", show_default=False)]
@@ -151,7 +153,8 @@ def show(
 @app.command()
 def check(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Plugins or distributions. Unset: all.", show_default=False)
+        list[str] | None,
+        typer.Argument(help="Plugins or distributions; a loss as MODULE:NAME. Unset: all plugins.", show_default=False),
     ] = None,
     kind: Kind = None,
     full: Annotated[bool, typer.Option("--full", help="Every conformance check, not only the quick ones.")] = False,
@@ -160,22 +163,27 @@ def check(
 ) -> None:
     """Import, build and try each plugin in its own process. Exit 1 if any does not keep its contract.
 
-    Quick checks take seconds for a plugin; --full runs the whole conformance kit, minutes for a backend.
+    Quick checks take seconds for a plugin; --full runs the whole conformance kit, minutes for a backend. The losses of
+    an algorithm are certified: a clause that one breaks is printed with its simplest counterexample, as a test.
 
     Examples:
 
       nemorl plugins check grpo my-environments
 
       nemorl plugins check --kind environments --full
+
+      nemorl plugins check acme.losses:MyLoss
     """
     if find_spec("nemorl_testing") is None:
         what = "`nemorl plugins check` tries plugins by nemorl-testing, which is not installed"
         raise UsageError(what, fix=how_to_install("nemorl-testing"))
     # By id: a plugin and its distribution may both be named.
-    named = {(e.kind, e.id): e for name in names or () for e in _named(name)}
+    losses = [name for name in names or () if _is_loss(name)]
+    named = {(e.kind, e.id): e for name in names or () if name not in losses for e in _named(name)}
     entries = _of_kind(named.values() if names else registry().index.entries, kind)
-    with _counting(len(entries), quiet=as_json) as done, ThreadPoolExecutor(AT_ONCE) as threads:
+    with _counting(len(entries) + len(losses), quiet=as_json) as done, ThreadPoolExecutor(AT_ONCE) as threads:
         results = list(threads.map(lambda entry: done(entry.id, _check(entry, full, timeout)), entries))
+        results += threads.map(lambda loss: done(loss, _check_loss(loss, timeout)), losses)
     if as_json:
         echo_json(results, indent=2)
     else:
@@ -188,13 +196,15 @@ def _print_results(results: Sequence[dict[str, Any]]) -> None:
     for result in results:
         mark = typer.style("    ok", fg="green") if result["ok"] else typer.style("FAILED", fg="red")
         tried = f"{len(result['passed'])} checks" if result["passed"] else "loads"
-        say(f"  {result['id']} ({singular(result['kind'])}){f': {tried}' if result['ok'] else ''}", lead=mark)
+        what = "loss" if result["kind"] == LOSSES else singular(result["kind"])
+        say(f"  {result['id']} ({what}){f': {tried}' if result['ok'] else ''}", lead=mark)
         for problem in result["problems"]:
             shown = (problem["what"], problem.get("traceback", ""), f"fix: {problem['fix']}")
             say(indent("\n".join(filter(None, shown)), " " * 8))
         for note in result["notes"]:
             say(f"        note: {note}")
-    failed, count = sum(not result["ok"] for result in results), f"{len(results)} plugin{'s' * (len(results) != 1)}"
+    things = ("loss", "losses") if all(result["kind"] == LOSSES for result in results) else ("plugin", "plugins")
+    failed, count = sum(not result["ok"] for result in results), f"{len(results)} {things[len(results) != 1]}"
     say(f"{count}, {failed} of them unusable" if failed else f"{count}, all usable")
 
 
@@ -255,22 +265,45 @@ def _details(entry: PluginEntry) -> dict[str, Any]:
     return details
 
 
+def _is_loss(name: str) -> bool:
+    """The name is a place in a module, and no plugin's id."""
+    module, colon, attribute = name.partition(":")
+    is_id = any(name in (entry.name, entry.id) for entry in registry().index.entries)
+    return bool(colon) and not is_id and all(part.isidentifier() for part in (*module.split("."), attribute))
+
+
+def _check_loss(path: str, timeout_s: float) -> dict[str, Any]:
+    """The certificate of a loss that may belong to no plugin, in a fresh interpreter."""
+    python = [sys.executable, "-m", "nemorl_testing.smoke"]
+    return _answered(python, LOSSES, path, "a defect of the loss, or of its module", timeout_s)
+
+
 def _check(entry: PluginEntry, full: bool, timeout_s: float) -> dict[str, Any]:
     """Look at one plugin in a fresh interpreter: its own where it is isolated."""
-    result = {"id": entry.id, "kind": entry.kind, "ok": False, "passed": [], "skipped": {}, "notes": []}
     stop: Diagnostic | None = entry.diagnostics[0] if entry.diagnostics else read_source(entry).problem
     if stop is not None:
-        return {**result, "problems": [{"what": stop.message, "fix": stop.fix}]}
+        return {**_nothing_found(entry.kind, entry.id), "problems": [{"what": stop.message, "fix": stop.fix}]}
     python = [sys.executable] if entry.venv is None else [str(entry.venv.python), "-I"]
+    command = [*python, "-m", "nemorl_testing.smoke", *(["--full"] if full else [])]
+    fix = f"a defect of {entry.distribution}: update it, or uninstall it"
+    return _answered(command, entry.kind, entry.id, fix, timeout_s, _variables(entry))
+
+
+def _nothing_found(kind: str, name: str) -> dict[str, Any]:
+    return {"id": name, "kind": kind, "ok": False, "passed": [], "skipped": {}, "notes": []}
+
+
+def _answered(
+    command: Sequence[str], kind: str, name: str, fix: str, timeout_s: float, variables: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """What a process says of a plugin or a loss, or how it ended; ``fix`` is what to do about the latter."""
     with tempfile.TemporaryDirectory(prefix="nemorl-check-") as folder:
         answer = Path(folder) / "answer.json"
-        command = [*python, "-m", "nemorl_testing.smoke", entry.kind, entry.id, str(answer)]
-        what = _watched([*command, *(["--full"] if full else [])], timeout_s, _variables(entry))
+        what = _watched([*command, kind, name, str(answer)], timeout_s, variables)
         found = _read_answer(answer)
-        if found is None:
-            fix = f"a defect of {entry.distribution}: update it, or uninstall it"
-            return {**result, "problems": [{"what": what, "fix": fix}]}
-    return {**result, **found, "ok": not found["problems"]}
+    if found is None:
+        return {**_nothing_found(kind, name), "problems": [{"what": what, "fix": fix}]}
+    return {**_nothing_found(kind, name), **found, "ok": not found["problems"]}
 
 
 def _variables(entry: PluginEntry) -> dict[str, str] | None:

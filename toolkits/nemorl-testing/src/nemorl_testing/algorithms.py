@@ -13,6 +13,7 @@ from nemorl.config.load import validate
 from nemorl.config.run import RunConfig
 from nemorl.contracts.display import Silence
 from nemorl.errors import NemorlError
+from nemorl.types import Score
 from nemorl_rl.callbacks import Callback
 from nemorl_rl.config import RolloutRunConfig
 
@@ -279,8 +280,11 @@ def fit(
     )
 
 
-def _share_of_digits(prompt: str, response: str) -> float:
-    return sum(character.isdigit() for character in response) / max(1, len(response))
+def _share_of_digits(prompt: str, response: str) -> Score:
+    """In two parts, for algorithms that take several rewards."""
+    share = sum(character.isdigit() for character in response) / max(1, len(response))
+    low = sum(character in "01234" for character in response) / max(1, len(response))
+    return Score(share, {"low_digits": low, "high_digits": share - low})
 
 
 NOT_COMPUTED = ("timing/", "performance/", "system/")

@@ -16,20 +16,27 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from nemorl.errors import NemorlError
+from nemorl.errors import ConfigError, NemorlError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.index import requirement_on_kernel
 from nemorl_cli.report.diagnosing import diagnose
 
-from nemorl_testing.kit import CONFIG_KINDS, checks_for, run_checks
+from nemorl_testing.kit import CONFIG_KINDS, Settings, Subject, checks_for, run_checks
 
 ONE_CHECK_KINDS = frozenset({"algorithms", "training_backends", "generation_backends", "templates"})
-"""Kinds whose checks run models, or need files of their user: the first of theirs shows that the plugin works."""
+"""Kinds whose checks run models, or need files of their user: the first of theirs shows that the plugin works. The
+losses of algorithms are certified, too, which takes seconds."""
 PRINTED_CHARACTERS = 200
+LOSSES = "losses"
+"""No kind of plugin: what ``nemorl plugins check MODULE:NAME`` asks for."""
 
 
 def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
-    """Faults of a plugin, and the checks that were tried."""
+    """Faults of a plugin, and the checks that were tried. Of the kind ``losses``: a loss, named as ``module:name``."""
+    if kind == LOSSES:
+        from nemorl_testing.losses.looking import look_at_loss
+
+        return look_at_loss(name)
     problems: list[dict[str, str]] = []
     notes: list[str] = []
     answer: dict[str, Any] = {"problems": problems, "notes": notes, "passed": [], "skipped": {}, "import_s": None}
@@ -49,6 +56,10 @@ def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
     required = _required_options(entry)
     if required:
         notes.append(f"not built: it needs a value for {', '.join(required)}")
+        return answer
+    missing = _missing_of_algorithm(entry)
+    if missing:
+        notes.append(f"not run: {missing}")
         return answer
     report = run_checks(kind, name, only=_chosen(kind, full=full))
     answer["passed"], answer["skipped"] = list(report.passed), dict(report.skipped)
@@ -75,6 +86,17 @@ def _required_options(entry: PluginEntry) -> list[str]:
     return [option for option, field in fields.items() if field.is_required()]
 
 
+def _missing_of_algorithm(entry: PluginEntry) -> str:
+    """What a small run of an algorithm lacks and only its user can say, e.g. a teacher; empty where that is nothing."""
+    if entry.kind != "algorithms":
+        return ""
+    try:
+        _ = Subject(entry.kind, entry.id, Settings(), Path()).config
+    except ConfigError as error:
+        return " ".join(error.message.split())
+    return ""
+
+
 def _load(entry: PluginEntry, notes: list[str]) -> float:
     """Seconds that loading took; what it printed is a note."""
     printed = io.StringIO()
@@ -96,7 +118,8 @@ def _chosen(kind: str, *, full: bool) -> list[str]:
     if kind not in ONE_CHECK_KINDS:
         return [check.name for check in (*general, *own)]
     static = [check for check in general if check.function.__module__.endswith(("every_config", "entry_points"))]
-    return [check.name for check in (*static, *own[:1])]
+    losses = [check for check in general if check.function.__module__.endswith("certified_losses")]
+    return [check.name for check in (*static, *own[:1], *losses)]
 
 
 if __name__ == "__main__":
