@@ -28,7 +28,7 @@ def test_few_files_are_loaded(module: str, most: int) -> None:
 
 
 def test_few_files_hold_less_than_a_screen() -> None:
-    """A file of 50 lines is a door for little behind it. Variants (losses, samplers, loggers, …) are meant to be small."""
+    """A file of 50 lines is a door with little behind it. Variants (losses, samplers, …) are meant to be small."""
     variants = re.compile(r"/(variants|curriculum|dpo|kto|orpo|simpo|rm|loggers|transports|scaffold)/|/loss\w*\.py$")
     parts = ("core", "toolkits/*", "nemorl-*", "plugins/*")
     sources = [path for part in parts for path in ROOT.glob(f"{part}/src/**/*.py")]
