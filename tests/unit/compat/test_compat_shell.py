@@ -230,9 +230,9 @@ def test_where_a_script_cannot_be_shut_off_it_is_not_read(
 ) -> None:
     """A kernel without Landlock: its module answers as one."""
     folder = tmp_path / "confinement"
-    shutil.copytree(expanding.FOLDER, folder)
+    shutil.copytree(expanding.CONFINEMENT, folder)
     with (folder / "landlock.py").open("a") as file:
         file.write("\n\ndef version():\n    raise OSError(38, 'no Landlock here')\n")
-    monkeypatch.setattr(expanding, "FOLDER", folder)
+    monkeypatch.setattr(expanding, "CONFINEMENT", folder)
     with raises(UsageError, "Landlock"):
         expand(script(tmp_path, f"{MAIN} a=1"))

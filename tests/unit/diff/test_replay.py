@@ -27,7 +27,7 @@ OPTIMIZER = MODEL.replace("model/", "optimizer/", 1)
 
 
 def test_a_recorded_episode_is_the_sample_that_was_recorded() -> None:
-    score = Score(0.5, {"format": 0.5}, {"late": 1.0}, True, "4", True)
+    score = Score(0.5, {"format": 0.5}, {"late": 1.0}, True, "4", True, outcome="truncated", cause="CallLimitError")
     sample = Sample(
         Prompt(3, "2+2=", (5, 6), answer="4"), (5, 6, 7, 8, 9), (False, False, True, False, True),
         (0.0, 0.0, -0.5, 0.0, -0.25), score, "9", "length", 2, (3, 4), ((2, 0.25), (4, 0.25)),

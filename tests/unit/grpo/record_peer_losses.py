@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from peer_batches import BATCHES, RECORD, PeerBatch, peer_batch
+from policy_batches import BATCHES, RECORD, PeerBatch, peer_batch
 
 REPOSITORIES = {
     "verl": "verl-project/verl",

@@ -15,7 +15,7 @@ from nemorl_grpo.variants.raw_reward import NormalizedRewards
 from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
 from nemorl_rl.policy_gradient.token_masks import MarkHighEntropy
 from nemorl_tensors import TokenBatch
-from peer_batches import BATCHES, PeerBatch, peer_batch, recorded
+from policy_batches import BATCHES, PeerBatch, peer_batch, recorded
 from torch import Tensor
 
 VALUE_TOLERANCE, GRADIENT_TOLERANCE = 2e-6, 5e-6

@@ -163,7 +163,7 @@ def test_limits_of_rollouts_are_set_there_alone() -> None:
     assert (problem.path, problem.fix) == ("rules.sampler_mismatch", "set rollouts.mismatch_warning")
     off = {"mismatch_limit": None, "breaker": {"failed_steps": 0, "equal_steps": 0}}
     left = rollout_rules(validate(RolloutRunConfig, {"model": "some/model", "rollouts": off}))
-    assert [name for name, _ in left] == ["sampler_mismatch"]
+    assert [name for name, _ in left] == ["sampler_mismatch", "some_episodes_failed"]
 
 
 # In runs

@@ -133,8 +133,7 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
     "train/outcome/<name>": MetricInfo(
         "How episodes end",
         "share",
-        "share of episodes that ended so: `scored`, `truncated`, `policy_timeout`, `environment_timeout`, "
-        "`infrastructure`, `refused` or `cancelled`; those that occurred. `rollouts.on_outcome` says what each teaches",
+        "share of episodes that ended so, of outcomes that occurred; `rollouts.on_outcome` says what each teaches",
         "`infrastructure` and `environment_timeout` above 0: see their cause in `nemorl view`; growth of "
         "`environment_timeout` while rewards are low: the policy may provoke it",
     ),
