@@ -7,8 +7,8 @@ training and validation alike. ``default`` is the table ``rollouts.on_outcome`` 
 as was common, ``refill`` asks for others. ``true`` is the accuracy afterwards, asked without failures; ``said`` is the
 last validation's.
 
-In the second table nothing fails at random: wrong answers cost 1, and an answer that ends with 7 makes the environment
-hang. A policy that can dodge the cost so does where such episodes are dropped.
+In the second table nothing fails at random. Every answer is wrong and costs 1, but one that ends with 7 makes the
+environment hang. A policy that can dodge the cost so does where that pays.
 """
 
 from __future__ import annotations
@@ -61,16 +61,14 @@ class Failing:
 
 
 def stalls(response: str, answer: str) -> bool:
-    return response.strip().endswith("7") and not answer.endswith("7")
+    return response.strip().endswith("7")
 
 
 def dodging(prompt: str, response: str, answer: str) -> Any:
-    """Wrong answers cost 1; some hang the environment instead."""
+    """Every answer costs 1; some hang the environment instead."""
     from nemorl.types import Score
 
-    if stalls(response, answer):
-        return Score(0.0, outcome="policy_timeout")
-    return 2.0 * right(response, answer) - 1.0
+    return Score(0.0, outcome="policy_timeout") if stalls(response, answer) else -1.0
 
 
 def learn(base: Path, folder: Path, seed: int, reward: Any, table: dict[str, Any]) -> dict[str, float]:
@@ -120,7 +118,7 @@ def base_model(folder: Path) -> Path:
     return folder / "sft" / "model"
 
 
-def cases(base: Path, folder: Path, seeds: int) -> Iterator[tuple[str, str, list[dict[str, float]]]]:
+def cases(base: Path, folder: Path, seeds: int, parts: str) -> Iterator[tuple[str, str, list[dict[str, float]]]]:
     """(table, case, results by seed)."""
     settings: list[tuple[str, str, Callable[[int], Any], dict[str, Any]]] = [
         ("failing", "no failures", lambda seed: Failing("none", seed), {})
@@ -130,6 +128,8 @@ def cases(base: Path, folder: Path, seeds: int) -> Iterator[tuple[str, str, list
             settings.append(("failing", f"{kind}, {name}", lambda seed, kind=kind: Failing(kind, seed), table))
     settings += [("stalling", name, lambda _: dodging, table) for name, table in STALLING.items()]
     for place, (part, case, reward, table) in enumerate(settings):
+        if part not in parts:
+            continue
         found = [learn(base, folder / f"{place}-{seed}", seed, reward(seed), table) for seed in range(seeds)]
         yield part, case, found
 
@@ -137,18 +137,19 @@ def cases(base: Path, folder: Path, seeds: int) -> Iterator[tuple[str, str, list
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--parts", default="failing,stalling", help="failing, stalling")
     parser.add_argument("--json", action="store_true", help="as JSON")
     options = parser.parse_args()
     found: dict[str, dict[str, Any]] = {"failing": {}, "stalling": {}}
     with tempfile.TemporaryDirectory() as name:
         base = base_model(Path(name))
-        for part, case, results in cases(base, Path(name), options.seeds):
+        for part, case, results in cases(base, Path(name), options.seeds, options.parts):
             found[part][case] = {key: sorted(round(one[key], 3) for one in results) for key in results[0]}
             print(f"{part}, {case}: {found[part][case]}", flush=True)
     if options.json:
         print(json.dumps({"machine": machine(THREADS), "steps": STEPS, **found}, indent=1))
         return
-    for part, columns in (("failing", ("true", "said")), ("stalling", ("true", "stalls"))):
+    for part, columns in (("failing", ("true", "said")), ("stalling", ("stalls",))):
         rows = [[case, *(span(numbers[key]) for key in columns)] for case, numbers in found[part].items()]
         print_table(part, ["case", *columns], rows)
 
