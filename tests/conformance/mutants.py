@@ -214,6 +214,8 @@ TRAINING = {
     "shutdown_twice_is_harmless": "ShutsDownOnce",
     "coupled_sequences_stay_together": "TearsPairs",
     "likeliest_tokens_are_those_of_transformers": "RenormalisesTopK",
+    "moments_are_those_of_transformers": "ShrinksEntropies",
+    "an_entropy_bonus_raises_the_entropy": "TurnsTheEntropyGradient",
     "candidates_are_scored_in_place_of_tokens": "ScoresTokensAsCandidates",
     "values_are_those_of_the_saved_model": "ValuesAfter",
     "values_can_be_learnt": "ConstantCritic",

@@ -357,6 +357,24 @@ class RenormalisesTopK(DTensorBackend):
         return ids, torch.where(batch.mask[:, None], torch.log_softmax(logprobs, 1), 0.0)
 
 
+class ShrinksEntropies(DTensorBackend):
+    def get_moments(self, batch: TokenBatch) -> Tensor:
+        return super().get_moments(batch) * torch.tensor([1.0, 0.9, 1.0])
+
+
+class TurnsTheEntropyGradient(DTensorBackend):
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        if batch.keep is None or not batch.keep.beside_moments:
+            return super().train_step(batch, loss)
+
+        def turned(outputs: Tensor, part: TokenBatch) -> tuple[Tensor, Metrics]:
+            logprobs, entropies, collisions = outputs.unbind(1)
+            return loss(torch.stack((logprobs, 2 * entropies.detach() - entropies, collisions), 1), part)
+
+        turned.requires = loss.requires  # type: ignore[attr-defined]
+        return super().train_step(batch, turned)  # type: ignore[arg-type]
+
+
 class ScoresTokensAsCandidates(DTensorBackend):
     """The candidates are scored one place too late."""
 
