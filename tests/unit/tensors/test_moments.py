@@ -33,10 +33,13 @@ def test_equal_logits_are_as_unsure_as_can_be() -> None:
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Any]:
-    """A group of one rank."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    """A group of one rank: its own, or one that another test has left in this process."""
+    is_new = not dist.is_initialized()
+    if is_new:
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/ranks", rank=0, world_size=1)
     yield dist.group.WORLD
-    dist.destroy_process_group()
+    if is_new:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])

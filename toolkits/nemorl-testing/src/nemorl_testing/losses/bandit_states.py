@@ -98,12 +98,21 @@ def _batch(shape: Shape, logprobs_V: Tensor) -> TokenBatch:
         assert shape.example is not None
         found = shape.example[name]
         if name in shape.example.token_fields:
-            fields[name] = found[shape.example.mask][:1].expand(batch.num_tokens, *found.shape[1:])
+            fields[name] = torch.cat([_like_the_example(shape, found, row) for row in range(len(actions))])
         else:
             fields[name] = found[: len(actions)]
     of_rows = {name: value for name, value in fields.items() if name in PAIRED or len(value) == len(actions)}
     of_tokens = {name: value for name, value in fields.items() if name not in of_rows}
     return batch.with_tokens(**of_tokens).with_sequences(**of_rows)
+
+
+def _like_the_example(shape: Shape, found: Tensor, row: int) -> Tensor:
+    """Prompt and action of a row with what the example says of a trained token of a row in the same place of its group:
+    a loss may learn from one of a pair alone."""
+    assert shape.example is not None
+    mask, place = shape.example.mask, shape.example.sequence_ids % max(shape.group, 1)
+    alike = found[mask & (place == row % max(shape.group, 1))]
+    return (alike if len(alike) else found[mask])[:1].expand(2, *found.shape[1:])
 
 
 def _fields(logprobs_V: Tensor, rows: int) -> Mapping[str, Tensor]:
