@@ -3,13 +3,13 @@
 # N = tokens of all sequences concatenated, T = tokens of one sequence, V = vocabulary
 
 A loss sees log-probs alone, so its gradient is that of sum_t c_t * logprob_t, where c [N] is the loss's derivative
-by the log-probs. c is found for the whole batch at once; the passes through the model go one sequence at a time.
+by the log-probs. c is found for the whole batch at once; the passes through the model take a few sequences each.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,17 @@ from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.ratios import importance_weight, masked_log_ratio
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
+PASS_TOKENS = 4096
+"""Tokens that one pass through the model takes, padding included."""
+PASS_LOGITS = 1 << 28
+"""Logits that one pass makes at most: 1 GiB of float32."""
+
+Advance = Callable[[], None]
 Gradient = Sequence[Tensor]
 """One tensor per trained parameter, in the model's order: the parts of one long vector."""
 
@@ -63,17 +70,42 @@ def effective_sample_size(weights: Tensor) -> float:
     return float(weights.double().sum()) ** 2 / squares if squares > 0 else 0.0
 
 
-def logprobs_of(model: Module, token_ids: Tensor, temperature: float) -> Tensor:
-    """[T] float32 log-probs of a sequence's tokens, 0.0 for the first; with gradient."""
-    device = next(model.parameters()).device
-    ids = token_ids.to(device)
-    logits_TV = model(input_ids=ids[None], use_cache=False).logits[0, :-1].float() / temperature
-    found = torch.log_softmax(logits_TV, -1).gather(1, ids[1:, None]).squeeze(1)
-    return torch.cat([found.new_zeros(1), found])
+def in_passes(lengths: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Places of sequences that go through the model together, those of like length, padded to at most ``tokens``.
+
+    Example:
+        >>> list(in_passes([5, 2, 3, 9], tokens=6))
+        [[1, 2], [0], [3]]
+    """
+    chosen: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
+        if chosen and lengths[place] * (len(chosen) + 1) > tokens:
+            yield chosen
+            chosen = []
+        chosen.append(place)
+    if chosen:
+        yield chosen
+
+
+def logprobs_of(model: Module, sequences: Sequence[Tensor], temperature: float) -> list[Tensor]:
+    """[T] float32 log-probs of each sequence's tokens, 0.0 for its first; with gradient.
+
+    Padding stands to the right, where a causal model does not see it.
+    """
+    ids_BT = pad_sequence(list(sequences), batch_first=True).to(next(model.parameters()).device)
+    logits_BTV = model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float() / temperature
+    found_BT = torch.log_softmax(logits_BTV, -1).gather(2, ids_BT[:, 1:, None]).squeeze(2)
+    found_BT = torch.cat([found_BT.new_zeros(len(ids_BT), 1), found_BT], 1)
+    return [row[: len(ids)] for row, ids in zip(found_BT, sequences, strict=True)]
+
+
+def _pass_tokens(model: Module) -> int:
+    vocabulary: int = model.config.vocab_size  # type: ignore[assignment, union-attr]
+    return max(1, min(PASS_TOKENS, PASS_LOGITS // vocabulary))
 
 
 @torch.no_grad()
-def policy_logprobs(model: Module, batch: TokenBatch, advance: Callable[[], None]) -> Tensor:
+def policy_logprobs(model: Module, batch: TokenBatch, advance: Advance) -> Tensor:
     """[N] log-probs of all tokens of a batch, without gradient, on the CPU.
 
     Args:
@@ -81,14 +113,17 @@ def policy_logprobs(model: Module, batch: TokenBatch, advance: Callable[[], None
         batch: The tokens.
         advance: Called after each sequence.
     """
-    parts = []
-    for ids in batch.token_ids.split(batch.lengths.tolist()):  # type: ignore[no-untyped-call]
-        parts.append(logprobs_of(model, ids, batch.temperature).cpu())
-        advance()
-    return torch.cat(parts)
+    ids = batch.token_ids.split(batch.lengths.tolist())  # type: ignore[no-untyped-call]
+    parts: dict[int, Tensor] = {}
+    for places in in_passes(batch.lengths.tolist(), _pass_tokens(model)):
+        found = logprobs_of(model, [ids[place] for place in places], batch.temperature)
+        for place, logprobs in zip(places, found, strict=True):
+            parts[place] = logprobs.cpu()
+            advance()
+    return torch.cat([parts[place] for place in range(len(batch))])
 
 
-def backpropagated(model: Module, batch: TokenBatch, coefficients: Tensor, advance: Callable[[], None]) -> Gradient:
+def backpropagated(model: Module, batch: TokenBatch, coefficients: Tensor, advance: Advance) -> Gradient:
     """The gradient of sum_t coefficients_t * logprob_t by all trained parameters, on the CPU.
 
     Args:
@@ -98,18 +133,22 @@ def backpropagated(model: Module, batch: TokenBatch, coefficients: Tensor, advan
         advance: Called after each sequence.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in parameters:
-        parameter.grad = None
     lengths = batch.lengths.tolist()
-    for ids, given in zip(batch.token_ids.split(lengths), coefficients.split(lengths), strict=True):  # type: ignore[no-untyped-call]
-        if bool(given.any()):
-            logprobs = logprobs_of(model, ids, batch.temperature)
-            (logprobs * given.to(logprobs.device)).sum().backward()  # type: ignore[no-untyped-call]
+    ids, given = (values.split(lengths) for values in (batch.token_ids, coefficients))  # type: ignore[no-untyped-call]
+    carrying = [place for place in range(len(batch)) if bool(given[place].any())]
+    for _ in range(len(batch) - len(carrying)):
         advance()
-    found = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    gradient = [part.detach().float().cpu().clone() for part in found]
-    for parameter in parameters:
-        parameter.grad = None
+    model.zero_grad(set_to_none=True)
+    for chosen in in_passes([lengths[place] for place in carrying], _pass_tokens(model)):
+        places = [carrying[number] for number in chosen]
+        found = torch.cat(logprobs_of(model, [ids[place] for place in places], batch.temperature))
+        weights = torch.cat([given[place] for place in places]).to(found.device)
+        (found * weights).sum().backward()  # type: ignore[no-untyped-call]
+        for _ in places:
+            advance()
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    gradient = [part.detach().float().cpu().clone() for part in parts]
+    model.zero_grad(set_to_none=True)
     return gradient
 
 

@@ -7,7 +7,7 @@ read. A step of several updates is compared as one update over its whole batch, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,6 +26,7 @@ from nemorl_rl.policy_gradient.updates import transformed
 from nemorl_tensors import TokenBatch
 
 from nemorl_insight.diff.gradients import (
+    Advance,
     Compared,
     Gradient,
     backpropagated,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
     from torch import Tensor
     from torch.nn import Module
-
-Advance = Callable[[], None]
 
 
 @dataclass(frozen=True)

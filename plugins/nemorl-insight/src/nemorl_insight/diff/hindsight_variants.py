@@ -136,8 +136,9 @@ def config_of(loss: str, own: PolicyGradientConfig, data: Mapping[str, Any]) -> 
     """
     chosen = registry().load("algorithms", loss)
     if not issubclass(chosen, PolicyGradientConfig):
-        known = [entry.name for entry in registry().index.of_kind("algorithms") if not entry.diagnostics]
-        raise UsageError(f"{loss} is no policy-gradient algorithm of groups", fix=f"installed: {', '.join(known)}")
+        raise UsageError(
+            f"{loss} is no policy-gradient algorithm of groups", fix=f"give one such as {', '.join(USUAL)}"
+        )
     fields, known = type(own).model_fields, chosen.model_fields
     shared = (set(PolicyGradientConfig.model_fields) & set(known)) - set(inspect.get_annotations(chosen))
     alike = (name for name in CREDIT if name in fields and name in known)
