@@ -1,4 +1,4 @@
-"""``nemorl hindsight``: its gradients are the steps that runs really took with those losses."""
+"""``nemorl compare hindsight``: its gradients are the steps that runs really took with those losses."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 from command_line import Command
-from made_runs import make_run
+from made_runs import changed, make_run, with_record
 from nemorl.config.load import load_config
 from nemorl.types import Prompt, Sample, Samples, Score
+from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
 from nemorl_grpo.loss_cispo import CappedWeightLoss
-from nemorl_insight.diff.gradients import cosine, token_coefficients, weights_of
+from nemorl_insight.diff.gradients import cosine, reward_coefficients, token_coefficients, weights_of
+from nemorl_insight.diff.halves import StopAfter, learning_from
 from nemorl_insight.diff.hindsight import Hindsight, StepBefore, look_back
-from nemorl_insight.diff.hindsight_variants import Asked, Variant
+from nemorl_insight.diff.hindsight_variants import Asked, Variant, config_of
 from nemorl_insight.diff.recorded import RecordedStep
 from nemorl_insight.diff.run_files import RunFiles
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
@@ -118,6 +120,49 @@ def test_the_gradients_are_the_steps_that_runs_took_with_these_losses(runs: dict
     assert cosine(taken["grpo"], taken["grpo, drop truncated"]) < 0.9
 
 
+def test_a_loss_that_weighs_tokens_by_their_ratio_takes_the_step_that_hindsight_says(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    """The record says that the sampler found every third token likelier, every third less likely: ratios far from 1."""
+
+    def other_sampler(row: dict[str, Any]) -> None:
+        for sequence in row["sequences"]:
+            sampled = sequence["generation_logprobs"]
+            shifts = [(-2.0, 0.0, 1.0)[place % 3] for place in range(len(sampled))]
+            sequence["generation_logprobs"] = [value + shift for value, shift in zip(sampled, shifts, strict=True)]
+
+    places = [(group, place) for group in range(4) for place in range(8)]
+    plants = [with_record(f"1-{group}-{place}", other_sampler) for group, place in places]
+    run = changed(runs["grpo"], tmp_path / "run", *plants)
+    files = RunFiles.of(run)
+    before = StepBefore.load(files, 1, tmp_path / "scratch")
+    own, others = before.config, Asked(["cispo", "dppo"]).variants(before.config, files.data.config)
+    variants = [one for one in others if one.name in ("grpo", "dppo", "grpo, clip to sampler 0.2:0.2")]
+    found = look_back(before, variants, keep=True)
+
+    data = {**files.data.config, "run_dir": str(tmp_path / "taken"), "max_steps": 1}
+    data["rollouts"] = {**data["rollouts"], "mismatch_limit": None}  # else the run ends: no sampler is that far off
+    taught = config_of("dppo", own, data)
+    recorded = {1: RecordedStep.read(files, 1, taught.build())}
+    learning_from(type(taught.build()), taught, recorded).fit(console=Console(quiet=True), callbacks=[StopAfter(1)])
+    taken = step_taken(before, tmp_path / "taken", 1)
+    assert cosine(found.gradients[1], taken) > 0.999
+    assert cosine(found.gradients[0], taken) < 0.9
+    own_row, dppo, clipped = found.rows
+    assert own_row.carrying_frac == 1.0
+    assert dppo.effective_tokens < own_row.effective_tokens
+    assert 0 < clipped.carrying_frac < 1
+
+
+def test_the_reward_rises_by_each_response_s_lead_weighed_by_its_ratio() -> None:
+    # Ratio e^0.5 with a lead of 1, ratio 1 with -1, two responses: 1.6487 / 2 and -1 / 2.
+    batch = TokenBatch.from_sequences([[5, 6], [5, 7]], [[False, True]] * 2)
+    sampled, leads = torch.tensor([0.0, -1.5, 0.0, -2.0]), torch.tensor([0.0, 1.0, 0.0, -1.0])
+    batch = batch.with_tokens(generation_logprobs=sampled, advantages=leads)
+    found = reward_coefficients(torch.tensor([0.0, -1.0, 0.0, -2.0]), batch, 2)
+    assert found.tolist() == pytest.approx([0.0, 0.8244, 0.0, -0.5], abs=1e-4)
+
+
 def test_a_later_step_is_taken_from_its_checkpoint_and_the_log_probs_say_so(
     runs: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -135,9 +180,8 @@ def test_the_command_tabulates_the_variants_and_leaves_the_run_alone(
 ) -> None:
     run, page = runs["grpo"], tmp_path / "step.html"
     prints = fingerprint(run)
-    done = nemorl(
-        "hindsight", run, "--step", 2, "--losses", "cispo,dppo", "--clip", "0.1:0.3", "--html", page, "--json"
-    )
+    asked = ["--losses", "cispo,dppo", "--clip", "0.1:0.3", "--html", page, "--json"]
+    done = nemorl("compare", "hindsight", run, "--step", 2, *asked)
     assert done.code == 0, done.err + done.out
     rows = {row["name"]: row for row in done.json["variants"]}
     assert list(rows) == [
@@ -154,11 +198,11 @@ def test_the_command_tabulates_the_variants_and_leaves_the_run_alone(
 def test_a_run_without_the_checkpoint_or_the_records_is_told_what_keeps_them(tmp_path: Path, nemorl: Command) -> None:
     run = make_run(tmp_path / "a")
     (run / "checkpoints/step_000001/manifest.json").unlink()
-    lacks = nemorl("hindsight", run, "--step", 2)
+    lacks = nemorl("compare", "hindsight", run, "--step", 2)
     assert lacks.code == 2
     assert "checkpoint: {every: 1, keep_every: 1}" in " ".join(lacks.err.split())
-    few = nemorl("hindsight", run, "--step", 1)  # the default is 32 prompts a step
+    few = nemorl("compare", "hindsight", run, "--step", 1)  # the default is 32 prompts a step
     assert few.code == 2
     assert "`records: {every: 1, groups: 32}`" in " ".join(few.err.split())
-    foreign = nemorl("hindsight", run, "--step", 3, "--clip", "2")
+    foreign = nemorl("compare", "hindsight", run, "--step", 3, "--clip", "2")
     assert (foreign.code, "0.2:0.28" in foreign.err) == (2, True)

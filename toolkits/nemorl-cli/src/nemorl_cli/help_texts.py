@@ -17,7 +17,7 @@ _BROKEN_LINE = re.compile(r"(?<=\S)\n(?=[^\s-])")
 PANELS = {
     "Train": ("quickstart", "train", "config", "plan", "datasets"),
     "Look into runs": ("view", "runs"),
-    "Compare": ("compare", "hindsight", "eval"),
+    "Compare": ("compare", "eval"),
     "Publish": ("generate", "export", "serve", "report"),
     "Operate": ("launch", "engines", "doctor", "plugins", "audit", "certs", "grafana"),
 }

@@ -1,4 +1,4 @@
-"""``nemorl hindsight``: which gradient a recorded step would have had under another loss, bound or filter."""
+"""``nemorl compare hindsight``: which gradient a recorded step would have had under another loss, bound or filter."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def hindsight(
 
     Examples:
 
-      nemorl hindsight runs/grpo-1a2b3c4d --step 12
+      nemorl compare hindsight runs/grpo-1a2b3c4d --step 12
 
-      nemorl hindsight runs/grpo-1a2b3c4d --step 12 --losses cispo,gspo,dppo --clip 0.2:0.28 --clip 0.1:0.1
+      nemorl compare hindsight runs/grpo-1a2b3c4d --step 12 --losses cispo,gspo,dppo --clip 0.2:0.28 --clip 0.1:0.1
 
-      nemorl hindsight runs/grpo-1a2b3c4d --step 12 --max-staleness 1 --html step-12.html
+      nemorl compare hindsight runs/grpo-1a2b3c4d --step 12 --max-staleness 1 --html step-12.html
     """
     from nemorl_insight.diff.hindsight import StepBefore, look_back, passes
     from nemorl_insight.diff.hindsight_variants import Asked

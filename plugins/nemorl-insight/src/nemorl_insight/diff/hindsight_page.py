@@ -1,4 +1,4 @@
-"""The page of ``nemorl hindsight --html``: the table, and bars of each variant's cosine and norm."""
+"""The page of ``nemorl compare hindsight --html``: the table, and bars of each variant's cosine and norm."""
 
 from __future__ import annotations
 
