@@ -34,14 +34,14 @@ class Display:
         self.bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True) if is_live else None
         self._name, self._total, self._done, self._said_at = "", 0, 0, 0.0
 
-    def begin(self, name: str, total: int | None) -> None:
+    def begin(self, name: str, total: int | None, unit: str = "prompts") -> None:
         self._name, self._total, self._done, self._said_at = name, total or 0, 0, time.monotonic()
         if self.bar is not None:
             for task in self.bar.task_ids:
                 self.bar.remove_task(task)
             self.bar.add_task(plain(name), total=total)
         else:
-            self.say(f"{name}: {total} prompts" if total else name)
+            self.say(f"{name}: {total} {unit}" if total else name)
 
     def advance(self) -> None:
         self._done += 1

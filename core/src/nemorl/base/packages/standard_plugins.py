@@ -76,6 +76,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:compare.steps": "nemorl-insight",
     "commands:compare.replay": "nemorl-insight",
     "commands:compare.bisect": "nemorl-insight",
+    "commands:compare.hindsight": "nemorl-insight",
     "commands:audit": "nemorl-ops",
     "commands:grafana": "nemorl-ops",
     "commands:certs": "nemorl-ops",
