@@ -98,6 +98,13 @@ def test_a_sample_is_shown_with_what_became_of_it(run: Path, nemorl: Command) ->
     assert nemorl("view", "samples", run, "--step", 1, "--all-wrong").out == "no such samples\n"
 
 
+def test_a_failed_episode_is_shown_with_who_failed(tmp_path: Path, nemorl: Command) -> None:
+    failed = {"outcome": "infrastructure", "cause": "reset: node3 refused", "valid": False, "correct": None}
+    write_records(tmp_path / "run", [row(1, 0, 0, 0.0, **failed)])
+    done = nemorl("view", "samples", tmp_path / "run", "--step", 1)
+    assert " · infrastructure: reset: node3 refused" in " ".join(done.out.split())
+
+
 def test_in_full_every_turn_has_its_author_and_what_it_earned(run: Path, nemorl: Command) -> None:
     lines = [line.rstrip() for line in nemorl("view", "samples", run, "--best", 1, "--full").out.splitlines()]
     assert lines[1:] == [

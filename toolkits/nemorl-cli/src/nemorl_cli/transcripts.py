@@ -50,6 +50,9 @@ def facts(record: Record) -> Iterator[tuple[str, str]]:
         yield f"{record['ended_s'] - record['began_s']:.1f} s", ""
     if record.get("finish_reason") == "length":
         yield "cut off", "yellow"
+    if record.get("outcome") not in (None, "scored", "truncated"):
+        cause = f": {record['cause']}" if record.get("cause") else ""
+        yield str(record["outcome"]).replace("_", " ") + cause, "red"
     if record.get("filtered") is not None:
         yield f"not trained on: {str(record['filtered']).replace('_', ' ')}", "yellow"
 

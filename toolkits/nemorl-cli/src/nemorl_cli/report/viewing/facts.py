@@ -38,6 +38,7 @@ COLUMNS = (
         "given",
     ),
     *("reward", "components", "metrics", "correct", "valid", "advantage", "kl", "filtered", "finish_reason"),
+    *("outcome", "cause"),
     *("prompt_tokens", "tokens", "total_tokens", "num_turns", "weight_versions", "sequences"),
     *TURN_TIMES,
 )
