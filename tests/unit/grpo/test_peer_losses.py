@@ -87,7 +87,7 @@ def with_entropies(config: Any, peer: PeerBatch, policy: Tensor, batch: TokenBat
 def value_and_gradient(name: str, knobs: dict[str, Any], number: int) -> tuple[float, list[float]]:
     loss, config = built(knobs)
     peer = peer_batch(number)
-    batch = peer.ragged(config.averages_over)
+    batch = peer.ragged(config.averages_over or "token")
     if name in AT_HAND:
         batch = batch.with_tokens(old_logprobs=batch["generation_logprobs"])
     if name.endswith("_cov"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from nemorl.contracts.environment import Environment
 from nemorl.errors import BackendError, ConfigError, ForeignError, InfrastructureError, WorkerHungError
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
-from nemorl.types import Completion, GenerationRequest, Outcome, Prompt, Sample, Samples, SamplingParams, Score
+from nemorl.types import Branch, Completion, GenerationRequest, Outcome, Prompt, Sample, Samples, SamplingParams, Score
 from nemorl.weights import WeightHandle
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, RewardFunction, WeightedEnvironment
@@ -334,3 +335,31 @@ def test_every_outcome_has_a_fate() -> None:
         "scored": "partial", "truncated": "partial", "policy_timeout": "lowest", "environment_timeout": "drop",
         "infrastructure": "drop", "refused": "lowest", "cancelled": "drop",
     }  # fmt: skip
+
+
+# Weights
+
+AGENT = {"name": "agent", "command": [sys.executable], "reward": "math"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "shares"),
+    [
+        # An episode of 2 tokens, and one that forks into sequences of 2, 2 and 4.
+        ({"environment": AGENT}, [0.5, 0.5]),
+        ({"environment": AGENT, "loss_aggregation": "token"}, [0.2, 0.8]),
+        ({"environment": "math"}, [0.2, 0.8]),
+        ({"environment": "math", "loss_aggregation": "sequence"}, [0.5, 0.5]),
+    ],
+    ids=["agent", "agent by token", "math", "math by sequence"],
+)
+def test_an_agent_that_forks_buys_no_gradient(settings: dict[str, Any], shares: list[float]) -> None:
+    trainer = load_config({"algorithm": "grpo", "model": "m", **settings}).build()
+    branches = tuple(
+        Branch((1, *range(2, 2 + n)), (False, *[True] * n), (0.0, *[-1.0] * n))  # n sampled tokens
+        for n in (2, 4)
+    )
+    samples = Samples([ended(1.0), replace(ended(0.0), branches=branches)])
+    batch = trainer.to_batch(samples, [1.0, -1.0])
+    weights = torch.zeros(2).index_add_(0, batch.episodes[batch.sequence_ids], batch.loss_weights)
+    assert weights.tolist() == pytest.approx(shares)

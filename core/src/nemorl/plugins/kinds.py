@@ -207,6 +207,9 @@ class EnvironmentConfig(PluginConfig):
     ...     def build(self): return nemorl.RewardFunction(lambda prompt, response: -len(response))
     """
 
+    drives_policy: ClassVar[bool] = False
+    """That of what it builds."""
+
     def build(self) -> Environment:
         """An environment, ready to score."""
         raise NotImplementedError(f"{type(self).__name__} must define build()")

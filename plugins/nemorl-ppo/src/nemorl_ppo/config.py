@@ -102,8 +102,9 @@ class PPOConfig(RewardShaping, ClippedRatio, UpdatesConfig):
     positive_nll_weight: float = Field(0.0, ge=0)
     """Weight of a further term that imitates the right responses (VAPO: 0.1). Right is what the environment calls so,
     or a reward above 0 where it does not say."""
-    loss_aggregation: Literal["token", "sequence"] = "token"
-    """Average over all response tokens, or over responses of their own averages."""
+    loss_aggregation: Literal["token", "sequence"] | None = None
+    """Average over all response tokens, or over responses of their own averages. Unset: ``token``; for agents
+    ``sequence``, where an episode counts once however often it forks."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()

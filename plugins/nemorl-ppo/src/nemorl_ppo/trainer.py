@@ -117,7 +117,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         config = self.config
         batch = TokenBatch.from_samples(
             samples,
-            loss_aggregation=config.loss_aggregation,
+            loss_aggregation=self.averaged_over(config.loss_aggregation),
             temperature=config.generation.temperature,
             drop=[
                 not counts or (config.overlong_filtering and sample.truncated)

@@ -19,6 +19,7 @@ from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigIssue, NemorlError
 from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.plugins import registry
+from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
@@ -46,7 +47,7 @@ from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.slots import OPEN_RECORDS
 
 if TYPE_CHECKING:
-    from nemorl_tensors import TokenBatch
+    from nemorl_tensors import LossAggregation, TokenBatch
 
     from nemorl_rl.curriculum.curriculum import Curriculum
     from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
@@ -82,6 +83,7 @@ class RolloutTrainer(BaseTrainer[R]):
         """Chooses the prompts of the steps, where ``data.sampling`` asks for it."""
         self._step_began_s = time.monotonic()
         """When the present step began"""
+        self._scorer: RewardSource | None = config.environment
         self._sync_bytes: int | None = None
         """Bytes that a replica of the generator read of the weights of the last sync, if it counts"""
 
@@ -134,6 +136,15 @@ class RolloutTrainer(BaseTrainer[R]):
         if self.buffer is not None:
             self.buffer.publish(self.progress.step)
         self.run.hooks.fire("on_weights_synced", trainer=self, step=self.progress.step, version=self.progress.step)
+
+    def averaged_over(self, asked: LossAggregation | None) -> LossAggregation:
+        """The units that a loss averages over: those asked for; unset, episodes where an agent makes them, else tokens.
+
+        An agent that forks, or rewrites its history, has more sequences and more trained tokens: by tokens it would buy
+        itself a larger share of the gradient.
+        """
+        drives = isinstance(self._scorer, Environment | EnvironmentConfig) and self._scorer.drives_policy
+        return asked or ("sequence" if drives else "token")
 
     def with_old_logprobs(self, batch: TokenBatch) -> TokenBatch:
         """The batch with ``old_logprobs``: the training backend's own view before any update of this step."""

@@ -38,6 +38,7 @@ GYM_COLUMN, GYM_PARAMS = "nemo_gym", "responses_create_params"
 class PlayedConfig(EnvironmentConfig):
     """The fields that they share."""
 
+    drives_policy: ClassVar[bool] = True
     outcomes: dict[str, Fate] = Field({})
     """The score of episodes that did not end well: a number; ``null`` where it says nothing about the policy, so that
     nothing is learnt from it; ``reward`` to take the reward that was given all the same; ``error`` to end the run. Of

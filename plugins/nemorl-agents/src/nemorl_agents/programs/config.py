@@ -85,6 +85,7 @@ class AgentConfig(EnvironmentConfig):
     """An agent drives the policy: a program, a Python coroutine, or the built-in loop of tool calls."""
 
     summary: ClassVar[str] = "a program, coroutine or tool loop that calls the policy as it likes"
+    drives_policy: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
         **OUTCOME_METRICS,
         "train/environment/tool_calls": MetricInfo(

@@ -49,11 +49,12 @@ class ReinforcePlusPlusConfig(RewardShaping, ClippedRatio, PolicyGradientConfig)
     """How much of the reward a nat of KL(policy || initial policy) costs. 0 needs no reference model."""
     kl_in: Literal["loss", "reward"] = "reward"
     """Where it is charged. ``reward``: at the token that departs and those before it. ``loss``: a term of its own."""
-    loss_aggregation: Literal["token", "sequence"] = "token"
-    """Average over all response tokens, or over responses of their own averages."""
+    loss_aggregation: Literal["token", "sequence"] | None = None
+    """Average over all response tokens, or over responses of their own averages. Unset: ``token``; for agents
+    ``sequence``, where an episode counts once however often it forks."""
 
     @property
-    def averages_over(self) -> LossAggregation:
+    def averages_over(self) -> LossAggregation | None:
         return self.loss_aggregation
 
 

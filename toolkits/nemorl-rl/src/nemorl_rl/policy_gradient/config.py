@@ -289,9 +289,9 @@ class PolicyGradientConfig(UpdatesConfig):
                 yield ConfigIssue(path, "it has log-probs of the whole vocabulary only", "use policy.backend: dtensor")
 
     @property
-    def averages_over(self) -> LossAggregation:
-        """The units that the loss averages over."""
-        return "token"
+    def averages_over(self) -> LossAggregation | None:
+        """The units that the loss averages over; ``None``: tokens, or episodes of agents."""
+        return None
 
     @property
     def ratio_options(self) -> dict[str, Any]:
@@ -335,10 +335,11 @@ class ClippedConfig(ClippedRatio, PolicyGradientConfig):
 
     kl_penalty: float = Field(0.01, ge=0)
     """Weight of KL(policy || initial policy). 0 needs no reference model."""
-    loss_aggregation: Literal["token", "sequence", "sequence_sum"] = "token"
+    loss_aggregation: Literal["token", "sequence", "sequence_sum"] | None = None
     """Average over all response tokens, over responses of their own averages, or over responses of their sums (a long
-    response then counts as often as it has tokens; lower the learning rate by about its length)."""
+    response then counts as often as it has tokens; lower the learning rate by about its length). Unset: ``token``; for
+    agents ``sequence``, where an episode counts once however often it forks."""
 
     @property
-    def averages_over(self) -> LossAggregation:
+    def averages_over(self) -> LossAggregation | None:
         return self.loss_aggregation

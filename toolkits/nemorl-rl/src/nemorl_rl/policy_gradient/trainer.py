@@ -112,7 +112,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         batch = TokenBatch.from_samples(
             samples,
             advantages,
-            loss_aggregation=self.config.averages_over,
+            loss_aggregation=self.averaged_over(self.config.averages_over),
             temperature=self.config.generation.temperature,
             drop=self.dropped(samples),
         )
