@@ -42,6 +42,29 @@ def saved(run_dir: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step_")) for path in (run_dir / "checkpoints").iterdir())
 
 
+# Validations without a verdict
+
+
+class Trainer:
+    """What the callback asks of one."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def stop(self, reason: str) -> None:
+        self.reasons.append(reason)
+
+
+def test_a_validation_that_failed_is_no_lack_of_improvement() -> None:
+    stopping, trainer = EarlyStopping("accuracy", patience=2), Trainer()
+    failed, worse = {"failed_frac": 1.0}, {"accuracy": 0.5, "failed_frac": 0.25}
+    for step, metrics in enumerate([{"accuracy": 0.6}, worse, failed, failed, failed]):
+        stopping.on_validation_end(trainer, step, metrics)
+    assert trainer.reasons == []
+    stopping.on_validation_end(trainer, 6, worse)
+    assert trainer.reasons == ["accuracy has not improved for 2 validations"]
+
+
 # Checkpoints
 
 

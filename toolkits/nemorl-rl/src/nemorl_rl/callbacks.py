@@ -38,7 +38,8 @@ class Callback:
 class EarlyStopping(Callback):
     """Ends the run once a validation metric has reached ``threshold``, or stopped improving.
 
-    A resumed run counts the validations before the interruption too.
+    A resumed run counts the validations before the interruption too. One in which every episode failed says nothing
+    and is passed over.
 
     Args:
         metric: Name as in validation metrics, e.g. ``accuracy``.
@@ -72,6 +73,8 @@ class EarlyStopping(Callback):
                 self._count(value)
 
     def on_validation_end(self, trainer: Any, step: int, metrics: Mapping[str, float]) -> None:
+        if metrics.get("failed_frac") == 1.0:
+            return
         if self.metric not in metrics:
             raise UsageError(
                 f"EarlyStopping: validation has no metric {self.metric!r} (it has {', '.join(metrics)})",
