@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from nemorl.errors import ConfigError, DataError, UsageError
+from nemorl.errors import ConfigError, DataError, InfrastructureError, UsageError
 from nemorl.types import Prompt, Sample, Samples, SamplingParams, Score
 from nemorl_rl.environments.sources import as_environment
 from nemorl_rl.evaluation.evaluation import Evaluation, errors_over_prompts, measure
@@ -158,6 +159,14 @@ def test_a_suite_reports_its_metrics() -> None:
     assert result.values == {"pass@1": 0.5, "cons@2": 0.5}
     assert result.errors == {"pass@1": pytest.approx(0.5 / math.sqrt(3)), "cons@2": pytest.approx(0.5 / math.sqrt(3))}
     assert result.questions == 3
+
+
+def test_a_suite_whose_grader_is_down_has_no_result(raises: Raises) -> None:
+    down = Score(0.0, valid=False, outcome="infrastructure", cause="node3")
+    groups = [[replace(one, score=down) for one in group] for group in GROUPS]
+    evaluation = Evaluation(measure(groups), Samples([one for group in groups for one in group]))
+    with raises(InfrastructureError, "infrastructure", 6, "node3"):
+        suite_result(find_suite("aime24", ["num_generations=2"]), evaluation)
 
 
 def test_sampling_of_a_suite_does_not_depend_on_the_run() -> None:

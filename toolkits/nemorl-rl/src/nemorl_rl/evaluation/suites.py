@@ -18,13 +18,14 @@ from nemorl.base.text.reading import expanded, shown
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.config.base import Config
 from nemorl.config.load import validate
-from nemorl.errors import ConfigIssue, DataError, UsageError
+from nemorl.errors import ConfigIssue, DataError, InfrastructureError, UsageError
 from nemorl.types import Row
 from pydantic import Field
 
 from nemorl_rl.config import RolloutValidationConfig
 from nemorl_rl.data.rows import rows_of
 from nemorl_rl.evaluation.evaluation import Evaluation, errors_over_prompts
+from nemorl_rl.rollouts.outcomes import failure_causes
 
 FOLDER = Path(__file__).parent / "suite_files"
 """The suites of this package, one file each."""
@@ -110,7 +111,16 @@ class SuiteResult:
 
 
 def suite_result(suite: Suite, evaluation: Evaluation) -> SuiteResult:
-    """The metrics that a suite reports, with standard errors over its questions."""
+    """The metrics that a suite reports, with standard errors over its questions.
+
+    Raises:
+        InfrastructureError: no response has a verdict, which is no 0.
+    """
+    if evaluation.metrics.get("failed_frac") == 1.0:
+        raise InfrastructureError(
+            f"no response to the suite has a verdict: {failure_causes(evaluation.samples) or 'its grader abstains'}",
+            fix="see whether what grades it is up, then evaluate again",
+        )
     groups = [list(group) for _, group in groupby(evaluation.samples, key=lambda sample: sample.prompt.index)]
     errors = errors_over_prompts(groups)
     # Of one response the share of right ones is all there is to know.
