@@ -17,14 +17,17 @@ from nemorl.errors import UsageError
 from nemorl_preference.rm.loss import BradleyTerryLoss
 from nemorl_testing.losses import LossCertificate, Outcome, certify_loss
 from nemorl_testing.losses.cases import Case, Row
-from nemorl_testing.losses.drawing import Shape, draw_cases
+from nemorl_testing.losses.drawing import OF_ROWS, OF_TOKENS, Shape, draw_cases
 from nemorl_testing.losses.shrinking import shrink
 from planted_losses import PLANTED, SOUND
 from recorded_messages import Raises
 
 HERE = str(Path(__file__).parent)
-FIRST_OF_EACH = list({type(loss): loss for loss in reversed(test_every_loss.LOSSES)}.values())
-"""One loss of each class that is installed."""
+KNOWN = [loss for loss in test_every_loss.LOSSES if loss.requires <= OF_TOKENS.keys() | OF_ROWS.keys()]
+"""Installed losses that read fields of which the kit knows what they may hold. The others (ORPO, KTO, Clip-Cov, …) are
+certified on the first step of their algorithm, by the check ``losses_are_certified``."""
+FIRST_OF_EACH = list({type(loss): loss for loss in reversed(KNOWN)}.values())
+"""One of each class."""
 
 
 def run_printed(test: str, namespace: dict[str, Any] | None = None) -> None:
@@ -76,7 +79,7 @@ def test_no_installed_loss_is_alarmed_about(loss: Any) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("loss", test_every_loss.LOSSES, ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize("loss", KNOWN, ids=lambda loss: type(loss).__name__)
 def test_no_variant_of_an_installed_loss_is_alarmed_about(loss: Any) -> None:
     certificate = certify_loss(loss, is_value=isinstance(loss, BradleyTerryLoss))
     assert certificate.is_sound, str(certificate)

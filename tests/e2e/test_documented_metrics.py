@@ -37,7 +37,16 @@ RUNS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
         },
         PROMPTS,
     ),
-    "reinforce_plus_plus": (ROLLOUT, PROMPTS),
+    "reinforce_plus_plus": (
+        {
+            **ROLLOUT,
+            "entropy_bonus": 0.01,
+            "high_entropy_frac": 0.5,
+            "off_policy_mask": 9.0,
+            "prompt_sampling": "pass_rate",
+        },
+        PROMPTS,
+    ),
     "ppo": ({**ROLLOUT, "value_clip": 0.2, "positive_nll_weight": 0.1}, PROMPTS),
     "dpo": ({"batch_size": 2}, PAIRS),
     "kto": ({"batch_size": 2}, PAIRS),
@@ -62,6 +71,9 @@ ELSEWHERE = {
     "train/avg_trajectory_age",  # asynchronous rollouts
     "train/max_trajectory_age",
     "train/dropped_stale_groups",
+    "train/requeued_stale_groups",
+    "validation/failed_frac",  # environments that fail
+    *(f"train/prompts/pass_rate/{name}" for name in ("easy", "medium", "hard")),  # prompts of all kinds
     "train/dropped_unwanted_groups",
     "timing/train/exposed_generation",
     *("timing/train/checkpointing", "timing/train/checkpointing/wait"),  # runs that save and go on

@@ -79,7 +79,7 @@ class RolloutConfig(Config):
     max_staleness: int = Field(1, ge=0, le=10_000)
     """``async``: updates that may lie between the weights that sampled a token and those that learn from it. 0 is
     exactly ``sync``. ``on_stale`` says what becomes of older groups."""
-    on_stale: Annotated[Literal["drop", "requeue", "train"], RESUMABLE] = "drop"
+    on_stale: Literal["drop", "requeue", "train"] = "drop"
     """``async``: groups that are older, as a rule those of slow environments. ``drop``: given up, which is a bias
     against tasks that take long. ``requeue``: their prompts are sampled again, before others, up to three times.
     ``train``: learnt from at any age; use an importance correction."""
@@ -106,9 +106,9 @@ class RolloutConfig(Config):
     the environment take different times; at most ``environment_concurrency`` episodes run at once."""
     environment_concurrency: Annotated[int, RESUMABLE] = Field(16, ge=1, le=10_000)
     """Responses scored at the same time, or episodes of agents. Raise it for environments that wait on a network."""
-    on_outcome: Annotated[OutcomeTable, RESUMABLE] = Field(default_factory=OutcomeTable)
+    on_outcome: OutcomeTable = Field(default_factory=OutcomeTable)
     """What is learnt from episodes that end without a verdict."""
-    min_group: Annotated[int, RESUMABLE] = Field(1, ge=1, le=100_000)
+    min_group: int = Field(1, ge=1, le=100_000)
     """Verdicts that a group needs: one with fewer trains nothing. A baseline of two responses is a loud one."""
     breaker: Annotated[BreakerConfig, RESUMABLE] = Field(default_factory=BreakerConfig)
     """When steps that teach nothing end the run, or are warned of."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from nemorl.base.files.atomic import replacing
 from nemorl.errors import UsageError
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.eval_output import open_display
@@ -78,7 +79,8 @@ def hindsight(
     if html is not None:
         from nemorl_insight.diff.hindsight_page import page
 
-        html.write_text(page(run, step, found, notes), encoding="utf-8")
+        with replacing(html) as file:
+            file.write(page(run, step, found, notes).encode())
     if as_json:
         rows = [row.as_dict() for row in found.rows]
         facts = {"lr": found.lr, "response_tokens": found.response_tokens, "logprob_gap": found.logprob_gap}

@@ -11,9 +11,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
-from nemorl.config.base import RESUMABLE, Config
+from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import Mean, Metric
 from nemorl.types import Outcome, Sample
@@ -52,7 +52,7 @@ class OutcomeTable(Config):
     """A request of the policy's was refused, which ended it."""
     cancelled: Fate = "drop"
     """Given up from outside."""
-    max_refills: Annotated[int, RESUMABLE] = Field(2, ge=0, le=100)
+    max_refills: int = Field(2, ge=0, le=100)
     """``refill``: times that one episode is asked for again."""
 
     def problems(self) -> Iterator[ConfigIssue]:

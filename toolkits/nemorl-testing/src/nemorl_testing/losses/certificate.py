@@ -250,7 +250,8 @@ def _of_some_batch(loss: Any, shape: Shape, cases: list[Case]) -> Iterator[Outco
 
 
 def _may_be_metric(name: str) -> bool:
-    return name == "generation_logprobs" or name not in OF_TOKENS.keys() | OF_ROWS.keys()
+    # The sampler's disagreement with the old policy is told by losses that have no other use for the two.
+    return name in ("generation_logprobs", "old_logprobs") or name not in OF_TOKENS.keys() | OF_ROWS.keys()
 
 
 def _on_the_bandit(loss: Any, shape: Shape) -> Iterator[Outcome]:
