@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _figures import parse, peak_bytes
+from _figures import parse
 from _models import TINY, drawn_batch, trainer, write_model
 from nemorl_testing.batches import WeightedNLL
 from part_parity import LIMITS, SHAPE, distance, exported
-from part_training import LENGTH, SEQUENCES, SIZES, measure
+from part_training import measure_settings
 
 MEGATRON: dict[str, Any] = {"backend": {"name": "megatron"}}
 KINDS: dict[str, dict[str, Any]] = {
@@ -45,17 +45,7 @@ def main() -> None:
         for precision in ("float32", "bfloat16"):
             with options.figures.case(precision):
                 compare(folder, options, precision)
-    length, repeats = (32, 1) if options.small else (LENGTH, 3)
-    for size, shape in {"tiny": TINY}.items() if options.small else SIZES.items():
-        with tempfile.TemporaryDirectory() as name:
-            folder = write_model(Path(name), shape, options.device)
-            batch = drawn_batch(shape, groups=SEQUENCES.get(size, 4), group_size=1, prompt=1, response=length - 1)
-            for kind, more in KINDS.items():
-                with options.figures.case(f"{size}, {kind}"), peak_bytes(options.device) as peak:
-                    backend = trainer(folder, options.device, **more)
-                    measure(options.figures, f"{size}, {kind}", shape, backend, batch, options, repeats)
-                    options.figures.add(f"{size}, {kind}: peak GiB", round(peak() / 2**30, 3))
-                    backend.shutdown()
+    measure_settings(options, KINDS)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +51,23 @@ def settings() -> dict[str, dict[str, Any]]:
     }
 
 
-def main() -> None:
-    options = parse()
+def measure_settings(options: Any, kinds: Mapping[str, dict[str, Any]]) -> None:
+    """Steps of each size with each of these settings of a policy, by name."""
     length, repeats = (32, 1) if options.small else (LENGTH, 3)
     for size, shape in {"tiny": TINY}.items() if options.small else SIZES.items():
         with tempfile.TemporaryDirectory() as name:
             folder = write_model(Path(name), shape, options.device)
             batch = drawn_batch(shape, groups=SEQUENCES.get(size, 4), group_size=1, prompt=1, response=length - 1)
-            for kind, more in settings().items():
+            for kind, more in kinds.items():
                 with options.figures.case(f"{size}, {kind}"), peak_bytes(options.device) as peak:
                     backend = trainer(folder, options.device, **more)
                     measure(options.figures, f"{size}, {kind}", shape, backend, batch, options, repeats)
                     options.figures.add(f"{size}, {kind}: peak GiB", round(peak() / 2**30, 3))
                     backend.shutdown()
+
+
+def main() -> None:
+    measure_settings(parse(), settings())
 
 
 if __name__ == "__main__":

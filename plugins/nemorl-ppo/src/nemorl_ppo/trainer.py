@@ -10,7 +10,7 @@ from nemorl.errors import BackendError
 from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.types import Row, Samples
 from nemorl_rl.data.tokenizer import Tokenizer
-from nemorl_rl.policy_gradient.advantages import are_counted
+from nemorl_rl.policy_gradient.advantages import dropped
 from nemorl_rl.policy_gradient.kl_charge import with_kl
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, kl_metrics
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
@@ -119,10 +119,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
             samples,
             loss_aggregation=self.averaged_over(config.loss_aggregation),
             temperature=config.generation.temperature,
-            drop=[
-                not counts or (config.overlong_filtering and sample.truncated)
-                for counts, sample in zip(are_counted(samples, config.rollouts.min_group), samples, strict=True)
-            ],
+            drop=dropped(samples, min_group=config.rollouts.min_group, overlong_filtering=config.overlong_filtering),
         )
         by_turn = turn_rewards(samples, batch.mask)
         batch = batch.with_tokens(turn_rewards=by_turn if config.credit == "turn" else torch.zeros_like(by_turn))

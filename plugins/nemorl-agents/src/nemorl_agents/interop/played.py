@@ -14,7 +14,7 @@ from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.agents.gateways import Access, EpisodeGateway, start_gateway
-from nemorl_rl.agents.outcomes import Fate, FirstEpisodes, Outcome, worth
+from nemorl_rl.agents.outcomes import Ending, Fate, FirstEpisodes, worth
 from nemorl_rl.agents.watched import WatchedPolicy
 from nemorl_rl.environments.loop_thread import in_thread
 
@@ -82,11 +82,11 @@ class PlayedEpisodes(Environment):
         score = await worth(outcome, self._outcomes, lambda: _score(played), lambda: played.problem)
         return replace(score, metrics={**score.metrics, **played.metrics, **metrics})
 
-    async def _episode(self, prompt: Prompt, watched: WatchedPolicy) -> tuple[Played, Outcome, Mapping[str, float]]:
+    async def _episode(self, prompt: Prompt, watched: WatchedPolicy) -> tuple[Played, Ending, Mapping[str, float]]:
         """Its result, its outcome, and the metrics of its traffic."""
         gateway = await in_thread(self._running)
         access = gateway.open(watched)
-        outcome: Outcome
+        outcome: Ending
         try:
             async with asyncio.timeout(self._time(watched)) as limit:
                 played = await self.play(prompt, watched, access)
@@ -117,7 +117,7 @@ class PlayedEpisodes(Environment):
             self.end()
 
 
-def _outcome(played: Played, policy: WatchedPolicy) -> Outcome:
+def _outcome(played: Played, policy: WatchedPolicy) -> Ending:
     if played.is_timeout:
         return "timeout"
     if played.score is None:

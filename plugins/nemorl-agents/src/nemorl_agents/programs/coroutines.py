@@ -13,7 +13,7 @@ from nemorl.contracts.environment import as_score
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
 from nemorl_rl.agents.contract import ChatMessage, EpisodeError, EpisodePolicy
-from nemorl_rl.agents.outcomes import Outcome
+from nemorl_rl.agents.outcomes import Ending
 from nemorl_rl.agents.watched import WatchedPolicy
 
 from nemorl_agents.programs.episode import Episode
@@ -41,7 +41,7 @@ class Coroutines:
 
     @asynccontextmanager
     async def play(self, prompt: Prompt, policy: WatchedPolicy, timeout_s: float) -> AsyncIterator[Play]:
-        outcome: Outcome = "finished"
+        outcome: Ending = "finished"
         result: Any = None
         problem, metrics = "", dict[str, float]()
         try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemorl_rl.agents.contract import ChatMessage
-from nemorl_rl.agents.outcomes import Outcome
+from nemorl_rl.agents.outcomes import Ending
 
 MAX_ANSWER_BYTES = 1 << 20
 COLUMN = "episode"
@@ -24,7 +24,7 @@ class Episode:
     '42'
     """
 
-    outcome: Outcome
+    outcome: Ending
     returncode: int | None = None
     """Of the program; below 0: ended by that signal. ``None``: it was ended at its deadline, or there is none."""
     stdout: str = ""

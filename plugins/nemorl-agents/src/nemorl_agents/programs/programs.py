@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from nemorl.types import Prompt
 from nemorl_rl.agents.gateways import Access, EpisodeGateway
-from nemorl_rl.agents.outcomes import Outcome
+from nemorl_rl.agents.outcomes import Ending
 from nemorl_rl.agents.watched import WatchedPolicy
 from nemorl_rl.environments.loop_thread import in_thread
 
@@ -94,7 +94,7 @@ class Programs:
             gateway.shutdown()
 
 
-def outcome_of(ended: Exit, policy: WatchedPolicy) -> Outcome:
+def outcome_of(ended: Exit, policy: WatchedPolicy) -> Ending:
     """How a program ended, by its exit code and its calls."""
     if ended.returncode is None:
         return "timeout"

@@ -7,45 +7,29 @@ Differs from the paper: std is the unbiased one; a KL penalty can be added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from nemorl.errors import ConfigIssue
-from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
-from nemorl_grpo.config import GroupNormalization
-from nemorl_grpo.variants.gspo import judges_tokens
+from nemorl_grpo.variants.gspo import GSPOConfig
 
 if TYPE_CHECKING:
-    from nemorl_tensors import LossAggregation
-
     from nemorl_grpo.loss_gmpo import GeometricMeanLoss
 
 
-class GMPOConfig(GroupNormalization, PolicyGradientConfig):
+class GMPOConfig(GSPOConfig):
     """Geometric-mean policy optimisation (arXiv:2507.20673)."""
 
     summary: ClassVar[str] = "GRPO with the geometric mean of clipped ratios per response"
     trainer: ClassVar[str] = "nemorl_grpo.variants.gmpo:GMPOTrainer"
 
-    algorithm: Literal["gmpo"] = "gmpo"
+    algorithm: Literal["gmpo"] = "gmpo"  # type: ignore[assignment]
     """Name of the algorithm."""
     clip_low: float = Field(0.4, ge=0)
     """The log ratio of a token is clipped below at minus this, in nats."""
     clip_high: float = Field(0.4, ge=0)
     """The log ratio of a token is clipped above at this, in nats."""
-    leave_one_out: bool = False
-    """Baseline and spread of a response come from the *other* responses of its group."""
-
-    def problems(self) -> Iterator[ConfigIssue]:
-        yield from super().problems()
-        yield from judges_tokens(self.importance_correction)
-
-    @property
-    def averages_over(self) -> LossAggregation:
-        return "sequence"
 
     def build_loss(self, **options: Any) -> GeometricMeanLoss:
         from nemorl_grpo.loss_gmpo import GeometricMeanLoss

@@ -12,25 +12,24 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Literal
 
-import nemorl.types
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.metrics import MetricInfo
-from nemorl.types import Score
+from nemorl.types import Outcome, Score
 
-Outcome = Literal["finished", "crashed", "timeout", "no_calls", "stopped"]
-OUTCOMES: tuple[Outcome, ...] = ("finished", "crashed", "timeout", "no_calls", "stopped")
+Ending = Literal["finished", "crashed", "timeout", "no_calls", "stopped"]
+OUTCOMES: tuple[Ending, ...] = ("finished", "crashed", "timeout", "no_calls", "stopped")
 Fate = float | Literal["reward", "error"] | None
 """The score of an outcome: a number; ``None`` where nothing is learnt from it; ``reward``: as if it had finished;
 ``error``: the run ends."""
-WORDS: Mapping[Outcome, tuple[str, str]] = {
+WORDS: Mapping[Ending, tuple[str, str]] = {
     "finished": ("ended by itself", ""),
     "crashed": ("ended with an error", "anything above 0: read its stderr in the log"),
     "timeout": ("was ended at its deadline", "growth: raise `timeout_s`, or bound the agent's steps"),
     "no_calls": ("ended well and got no answer of the policy", "anything above 0: it may call another server"),
     "stopped": ("gave up at a limit of calls or tokens", "growth: raise `rollouts.max_calls` or the context"),
 }
-UNSAID: Mapping[Outcome, nemorl.types.Outcome] = {"timeout": "policy_timeout", "stopped": "truncated"}
+UNSAID: Mapping[Ending, Outcome] = {"timeout": "policy_timeout", "stopped": "truncated"}
 """Ends whose consequence ``rollouts.on_outcome`` decides where the environment's config says none."""
 OUTCOME_METRICS: Mapping[str, MetricInfo] = {
     f"train/environment/outcome_{outcome}": MetricInfo(
@@ -49,7 +48,7 @@ def outcome_problems(outcomes: Mapping[str, Fate]) -> Iterator[ConfigIssue]:
 
 
 async def worth(
-    outcome: Outcome,
+    outcome: Ending,
     fates: Mapping[str, Fate],
     reward: Callable[[], Awaitable[Score]],
     describe: Callable[[], str],
@@ -71,7 +70,7 @@ async def worth(
     if fate == "reward":
         score = await reward()
     elif fate is None:
-        said: nemorl.types.Outcome = "environment_timeout" if outcome == "timeout" else "infrastructure"
+        said: Outcome = "environment_timeout" if outcome == "timeout" else "infrastructure"
         score = Score(0.0, valid=False, outcome=said, cause=f"the agent: {outcome}")
     else:
         unsaid = "scored" if outcome in fates else UNSAID.get(outcome, "scored")

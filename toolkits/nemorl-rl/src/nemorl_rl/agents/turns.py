@@ -14,7 +14,7 @@ from nemorl.types import Prompt, Score, Step
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.data.row_sizes import longest_text
 from nemorl_rl.data.tokenizer import Tokenizer
-from nemorl_rl.environments.faults import failure, late
+from nemorl_rl.environments.faults import late, score_of
 from nemorl_rl.environments.loop_thread import in_thread
 
 
@@ -41,10 +41,7 @@ class FreeTurns(Environment):
         try:
             episode = self._environment.start(prompt)
         except Exception as error:
-            failed = failure(error, "reset")
-            if failed is None:
-                raise
-            return failed
+            return score_of(error, "reset")
         told, scores = list(prompt.token_ids), list[Score]()
         for turn in range(self._max_turns):
             completion = await policy.complete(told)
@@ -69,10 +66,7 @@ class FreeTurns(Environment):
                 raise
             return Step(late("environment_timeout", by_policy=self._environment.policy_can_stall))
         except Exception as error:
-            score = failure(error, "step")
-            if score is None:
-                raise
-            return Step(score)
+            return Step(score_of(error, "step"))
 
 
 def observation(step: Step, told: Sequence[int], tokenizer: Tokenizer, limit: int) -> Sequence[int] | None:

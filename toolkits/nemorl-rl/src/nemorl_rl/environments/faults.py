@@ -45,6 +45,14 @@ def failure(error: object, what: str) -> Score | None:
     return Score(0.0, valid=False, outcome="infrastructure", cause=f"{what}: {type(error).__name__}: {text}")
 
 
+def score_of(error: Exception, what: str) -> Score:
+    """:func:`failure` for an ``except`` block: a mistake is raised as it is."""
+    score = failure(error, what)
+    if score is None:
+        raise error
+    return score
+
+
 def late(metric: str, *, by_policy: bool) -> Score:
     """The score of an episode that was ended at a deadline.
 

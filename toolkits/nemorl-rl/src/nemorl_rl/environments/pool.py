@@ -19,7 +19,7 @@ from nemorl.errors import boundary
 from nemorl.types import Prompt, Score, Step
 
 from nemorl_rl.config import RolloutConfig
-from nemorl_rl.environments.faults import failure, late
+from nemorl_rl.environments.faults import failure, late, score_of
 from nemorl_rl.environments.loop_thread import LoopThread
 from nemorl_rl.environments.scheduler import J, Job, Scheduler
 from nemorl_rl.rollouts.outcomes import OutcomeTable
@@ -133,10 +133,7 @@ class EnvironmentPool:
                 try:
                     inner = self.environment.start(prompt)
                 except Exception as error:
-                    score = failure(error, "reset")
-                    if score is None:
-                        raise
-                    inner = _Failed(score)
+                    inner = _Failed(score_of(error, "reset"))
                 return TimedEpisode(inner, prompt, number)
 
     def step(self, episodes: Sequence[TimedEpisode], responses: Sequence[str]) -> list[Step]:

@@ -171,6 +171,25 @@ def are_counted(samples: Samples, min_group: int = 1) -> list[bool]:
     return [sample.score.valid and sample.prompt.index not in small for sample in samples]
 
 
+def dropped(samples: Samples, *, min_group: int = 1, overlong_filtering: bool = False) -> list[bool]:
+    """Of each response, whether it trains nothing: without a verdict, in too small a group, or truncated with overlong
+    filtering.
+
+    Args:
+        samples: All responses of a step.
+        min_group: As in :func:`over_valid`.
+        overlong_filtering: Leave truncated responses out of the loss (DAPO, arXiv:2503.14476).
+
+    Example:
+        >>> from nemorl.types import Prompt, Score
+        >>> cut = Sample(Prompt(0, "1+1=", (5,)), (5, 6), (False, True), (0.0, -1.0), Score(1.0), "2", "length")
+        >>> dropped(Samples([cut])), dropped(Samples([cut]), overlong_filtering=True)
+        ([False], [True])
+    """
+    counted = are_counted(samples, min_group)
+    return [not counts or (overlong_filtering and s.truncated) for counts, s in zip(counted, samples, strict=True)]
+
+
 def has_spread(group: Sequence[Sample]) -> bool:
     """True for a group that teaches something: rewards that are all equal give advantage 0 (DAPO, arXiv:2503.14476).
 

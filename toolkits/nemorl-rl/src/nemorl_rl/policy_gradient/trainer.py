@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nemorl.metrics import Metrics
 from nemorl.types import Row, Sample, Samples
 
-from nemorl_rl.policy_gradient.advantages import are_counted, has_spread, over_valid
+from nemorl_rl.policy_gradient.advantages import dropped, has_spread, over_valid
 from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, group_metrics, kl_metrics
 from nemorl_rl.policy_gradient.penalties import PenaliseMessages
@@ -217,7 +217,6 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         return RolloutPlan(config.num_generations_per_prompt, sampling, config.max_turns, keep)
 
     def dropped(self, samples: Samples) -> list[bool]:
-        """Of each response, whether it trains nothing: without a verdict, in too small a group, or truncated with
-        overlong filtering."""
-        counted, filters = are_counted(samples, self.config.rollouts.min_group), self.config.overlong_filtering
-        return [not counts or (filters and s.truncated) for counts, s in zip(counted, samples, strict=True)]
+        """Of each response, whether it trains nothing."""
+        config = self.config
+        return dropped(samples, min_group=config.rollouts.min_group, overlong_filtering=config.overlong_filtering)
