@@ -423,7 +423,7 @@ def test_a_dead_environment_costs_one_timeout_and_not_one_per_response() -> None
 
 
 class Waiting(Environment):
-    """Async: waits for what the response says, in seconds."""
+    """Async: waits for what the response says: seconds, or until so many responses are being waited for."""
 
     name = "waiting"
 
@@ -441,6 +441,9 @@ class Waiting(Environment):
         try:
             if response == "block":
                 time.sleep(1.3 * LIMIT_S)
+            elif response.startswith("until "):
+                while self.running < int(response.removeprefix("until ")):
+                    await asyncio.sleep(0.001)
             else:
                 await asyncio.sleep(float(response))
         except asyncio.CancelledError:
@@ -499,7 +502,7 @@ def test_a_blocked_loop_is_replaced_although_others_of_its_turn_were_answered() 
 def test_a_pool_can_be_left_in_the_middle_of_a_turn() -> None:
     environment = Waiting()
     pool = EnvironmentPool(environment, concurrency=4)
-    turn = pool.stream([pool.start(PROMPT) for _ in range(4)], ["0.01", "30", "30", "30"])
+    turn = pool.stream([pool.start(PROMPT) for _ in range(4)], ["until 4", "30", "30", "30"])
     assert next(turn)[0] == 0
     turn.close()  # type: ignore[attr-defined]
     assert rewards(pool.step([pool.start(PROMPT)], ["0.01"])) == [1.0]
