@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-Message = Mapping[str, str]
-"""One chat turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": …}``.
+from nemorl.media import Media
+
+Message = Mapping[str, Any]
+"""One chat turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": …}``. The content is text, or a
+list of parts, ``{"type": "text", "text": …}`` or ``{"type": "image", "image": …}``.
 
 >>> message: Message = {"role": "user", "content": "1+1="}
 """
@@ -61,6 +64,8 @@ class Prompt:
     """Ground truth for graders, when the dataset has one."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """Every column of the dataset row, for reward functions that ask for extra ones by name."""
+    media: tuple[Media, ...] = ()
+    """Images and sounds in ``token_ids``, where they stand as their own ids (``nemorl.media``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,8 @@ class GenerationRequest:
     """A prompt that begins with this one and a response to it may follow: an engine may keep what it computed."""
     version: int | None = None
     """Of the weights, where an engine holds several (capability ``snapshots``). Unset: always the newest it has."""
+    media: tuple[Media, ...] = ()
+    """Those that stand in ``token_ids`` (capability ``media``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +179,8 @@ class Step:
 
     score: Score
     """Of this turn; rewards of an episode add up."""
-    observation: str | None = None
-    """Text that the policy reads next; ``None`` ends the episode."""
+    observation: str | Sequence[Mapping[str, Any]] | None = None
+    """What the policy reads next: text, or parts as in a message; ``None`` ends the episode."""
     done: bool = True
 
 
@@ -222,6 +229,8 @@ class Sample:
     branches: tuple[Branch, ...] = ()
     """Its other token sequences. All share its reward and its advantage, and together its weight in the loss. No token
     that the policy chose is True in two of them."""
+    media: tuple[Media, ...] = ()
+    """Images and sounds in any of its sequences."""
 
     @property
     def sequences(self) -> tuple[Sample, ...]:

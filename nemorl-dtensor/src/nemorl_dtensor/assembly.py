@@ -15,9 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from nemorl.errors import BackendError
+from nemorl_media.sight import Sight, freeze
 
 from nemorl_dtensor.attention_cpu import use_fast_attention
-from nemorl_dtensor.model import load_model, skeleton
+from nemorl_dtensor.model import load_model, sight_of, skeleton
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_kernels import use_fast_kernels
 from nemorl_dtensor.model_lora import Adapters
@@ -115,8 +116,11 @@ def _whole(
 
     # 2. What is trained.
     names = PublishedNames(model)
+    sight = sight_of(model, policy)
     if policy.lora is None:
         model.requires_grad_(True)
+        if sight is not None:
+            freeze(model, sight.family, policy.media.train)
     adapters = Adapters(model, policy.lora, worker.seed) if policy.lora is not None else None
     if is_quantized:
         prepare_layers(model)
@@ -134,9 +138,17 @@ def _whole(
     if head == "value":
         scorer, reference = ValueScorer.find(model), None if initial is None else ValueScorer.find(initial)
     else:
-        found = Scorer.find(model, chunk_tokens=config.logprob_chunk_tokens)
+        found = Scorer.find(model, sight=sight, chunk_tokens=config.logprob_chunk_tokens)
         scorer = replace(found, gradient=gradient_of(found.weight, gradients))
-        reference = None if initial is None else Scorer.find(initial, chunk_tokens=config.logprob_chunk_tokens)
+        reference = (
+            None
+            if initial is None
+            else Scorer.find(
+                initial,
+                sight=None if sight is None else Sight(initial, sight.family),
+                chunk_tokens=config.logprob_chunk_tokens,
+            )
+        )
     return Assembly(model, names, scorer, adapters, packed, reference, initial, gradients)
 
 

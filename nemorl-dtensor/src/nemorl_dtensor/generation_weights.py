@@ -17,7 +17,7 @@ from nemorl.weights import WeightHandle
 from nemorl_tensors.engines.buckets import CountedBuckets
 from torch import Tensor, nn
 
-from nemorl_dtensor.model import load_config
+from nemorl_dtensor.model import load_config, model_class
 from nemorl_dtensor.published_names import PublishedNames
 
 if TYPE_CHECKING:
@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
 def empty_model(policy: PolicyConfig, device: str) -> PreTrainedModel:
     """The policy's architecture with its buffers (rotary frequencies) on ``device`` and no weights."""
-    from transformers import AutoModelForCausalLM
-
     config = load_config(policy)
     # transformers' sdpa kernel ignores Gemma 2's cap on attention scores.
     attention = "eager" if getattr(config, "attn_logit_softcapping", None) is not None else None
     with boundary(f"transformers, building {policy.model_name!r},"), _parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        model = model_class(config).from_config(
             config, dtype=getattr(torch, policy.precision), attn_implementation=attention
         )
     for module in model.modules():

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.contracts.memory import DeviceMemoryError
 from nemorl.errors import boundary
+from nemorl_media.family import FAMILY, family_of
+from nemorl_media.sight import Sight
 from nemorl_tensors.engines.model_config import name_or_path, read_model_config
 from torch import nn
 
@@ -62,11 +64,13 @@ def load_model(
                 torch.default_generator.manual_seed(seed)  # weights are drawn on the CPU, and no other generator moves
                 if policy.init == "random":
                     # Drawn in float32 whatever the precision: the same weights, rounded.
-                    model = _model_class(head).from_config(config, dtype=torch.float32, attn_implementation=attention)
+                    model = model_class(config, head).from_config(
+                        config, dtype=torch.float32, attn_implementation=attention
+                    )
                     _round(model, skeleton(policy, attn_implementation=attn_implementation, head=head))
                 else:
                     packing = {} if quantization is None else {"quantization_config": quantization}
-                    model = _model_class(head).from_pretrained(
+                    model = model_class(config, head).from_pretrained(
                         name_or_path(policy), config=config, dtype=dtype, attn_implementation=attention, **packing
                     )
             return _with_every_row(model.to(device).eval())
@@ -91,7 +95,7 @@ def skeleton(
     """The policy's model in evaluation mode on torch's meta device: every shape and dtype, no memory, no weights."""
     with boundary(f"transformers, building model {policy.model_name!r},"), torch.device("meta"):
         config = load_config(policy, head)
-        model = _model_class(head).from_config(
+        model = model_class(config, head).from_config(
             config,
             dtype=getattr(torch, policy.precision),
             attn_implementation=_attention(config, attn_implementation),
@@ -107,11 +111,20 @@ def _with_every_row(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def _model_class(head: Head) -> Any:
+def model_class(config: Any, head: Head = "language_model") -> Any:
     """transformers' own class for the head: any checkpoint of that kind loads, and what is saved loads elsewhere."""
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+    import transformers
 
-    return {"language_model": AutoModelForCausalLM, "value": AutoModelForSequenceClassification}[head]
+    if head == "value":
+        return transformers.AutoModelForSequenceClassification
+    sees = FAMILY.of(config.model_type).filled() is not None
+    return transformers.AutoModelForMultimodalLM if sees else transformers.AutoModelForCausalLM
+
+
+def sight_of(model: PreTrainedModel, policy: TrainingOptions) -> Sight | None:
+    """How the model sees or hears; ``None`` for one that reads text alone."""
+    family = family_of(model.config, name_or_path(policy), policy.media.processor)
+    return None if family is None else Sight(model, family)
 
 
 def load_config(policy: TrainingOptions, head: Head = "language_model") -> Any:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError
+from nemorl_media.sight import Sight
 from nemorl_tensors import linear_logprobs, linear_topk_logprobs
 from nemorl_tensors.engines.rows import Rows
 from nemorl_tensors.filtering import TokenFilter, filtered
@@ -26,14 +27,24 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def decoder_states(decoder: nn.Module, rows: Rows) -> Tensor:
-    """[R, W, D] last hidden states."""
+def decoder_states(decoder: nn.Module, rows: Rows, sight: Sight | None = None) -> Tensor:
+    """[R, W, D] last hidden states, of rows with images or sounds by a model that has ``sight``."""
+    extra: dict[str, Any] = {} if rows.tree is None else tree_arguments(rows.tree, next(decoder.parameters()).dtype)
     # Without a cache, or packed samples would see each other (transformers 5.19).
-    extra: dict[str, Any] = {} if rows.position_ids is None else {"position_ids": rows.position_ids}
-    if rows.tree is not None:
-        extra |= tree_arguments(rows.tree, next(decoder.parameters()).dtype)
-    states: Tensor = decoder(input_ids=rows.input_ids, use_cache=False, **extra).last_hidden_state
+    states: Tensor = decoder(use_cache=False, **_inputs(decoder, rows, sight), **extra).last_hidden_state
     return states
+
+
+def _inputs(decoder: nn.Module, rows: Rows, sight: Sight | None) -> dict[str, Any]:
+    if sight is not None:
+        return sight.inputs(rows)
+    if rows.media:
+        raise BackendError(
+            f"the batch has images or sounds, and {type(decoder).__name__} reads text alone",
+            fix="use a model that sees, or leave such rows out",
+        )
+    extra = {} if rows.position_ids is None else {"position_ids": rows.position_ids}
+    return {"input_ids": rows.input_ids, **extra}
 
 
 def predicting_states(states: Tensor, rows: Rows) -> Tensor:
@@ -52,9 +63,11 @@ class Scorer:
     chunk_tokens: int | None
     gradient: Gradient | None = None
     """Where the gradient of the head's weight is added up, if not by autograd"""
+    sight: Sight | None = None
+    """Of a model that sees or hears"""
 
     @classmethod
-    def find(cls, model: PreTrainedModel, *, chunk_tokens: int | None = None) -> Scorer:
+    def find(cls, model: PreTrainedModel, *, sight: Sight | None = None, chunk_tokens: int | None = None) -> Scorer:
         """Find the decoder and the head of ``model``, which may have no weights yet.
 
         Raises:
@@ -68,7 +81,7 @@ class Scorer:
         softcap, scale = getattr(config, "final_logit_softcapping", None), _logit_scale(config)
         if softcap is not None and scale != 1.0:
             raise unsupported(model, "it both scales and caps its logits")
-        return cls(decoder, head, softcap, scale, chunk_tokens)
+        return cls(decoder, head, softcap, scale, chunk_tokens, sight=sight)
 
     def score(self, rows: Rows, temperature: float, factor: float = 1.0, keep: TokenFilter | None = None) -> Tensor:
         """float32 log-probs at ``temperature`` of ``rows.target_ids``, in their shape; differentiable.
@@ -81,7 +94,7 @@ class Scorer:
 
     def states(self, rows: Rows) -> Tensor:
         """[M, D] states that predict the scored tokens."""
-        return predicting_states(decoder_states(self.decoder, rows), rows)
+        return predicting_states(decoder_states(self.decoder, rows, self.sight), rows)
 
     def of_states(self, states_MD: Tensor, rows: Rows, temperature: float, keep: TokenFilter | None = None) -> Tensor:
         """The same from the states that predict the scored tokens."""

@@ -160,6 +160,19 @@ class LoraConfig(Config):
     """``nf4``: frozen linear layers in 4 bits (QLoRA, arXiv:2305.14314), a fourth of their memory in bfloat16."""
 
 
+class MediaConfig(Config):
+    """Images and sounds, for models that see or hear.
+
+    >>> MediaConfig(processor={"max_pixels": 200704}).train
+    ('connector',)
+    """
+
+    processor: Options = Field(default_factory=dict)
+    """Values in place of those of the model's ``preprocessor_config.json``, e.g. ``max_pixels``."""
+    train: tuple[Literal["connector", "tower"], ...] = ("connector",)
+    """What is trained beside the language model, where all weights are: the tower that sees, and what connects them."""
+
+
 class TrainingOptions(Config):
     """The model that learns, and how: what a training backend is built of, the same for each.
 
@@ -175,6 +188,8 @@ class TrainingOptions(Config):
     """Values in place of those of the model's ``config.json``, e.g. of ``rope_scaling`` or ``text_config``."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     """Another tokenizer or chat template than the model's own."""
+    media: MediaConfig = MediaConfig()
+    """Of models that see or hear."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Compute and storage type of the weights; optimizer state and log-probs are always float32."""
     tensor_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy
 import torch
 from nemorl.errors import DataError, UsageError
+from nemorl.media import FIRST_ID, PLACE_BITS, Media, media_by_name
 from nemorl.types import Samples
 from torch import Tensor
 
@@ -56,7 +57,7 @@ class TokenBatch:
     """
 
     token_ids: Tensor
-    """[N] int64"""
+    """[N] int64; images and sounds stand as ids of their own (``nemorl.media``)"""
     lengths: Tensor
     """[B] int64, sums to N"""
     mask: Tensor
@@ -77,6 +78,8 @@ class TokenBatch:
     sequences_per_group: int = 1
     """Neighbouring sequences that a loss compares, e.g. 2 for preference pairs. However a batch is cut (minibatches,
     microbatches, shards), they stay together and in order."""
+    media: Mapping[int, Media] = field(default_factory=dict)
+    """The images and sounds in ``token_ids``, each once, by name"""
 
     @classmethod
     def from_sequences(
@@ -88,10 +91,16 @@ class TokenBatch:
         temperature: float = 1.0,
         sequences_per_group: int = 1,
         episodes: Tensor | None = None,
+        media: Iterable[Media] = (),
     ) -> TokenBatch:
-        """Lay B token lists end to end. ``masks[b][t]`` says whether token t of sequence b is trained on.
+        """Lay B token lists end to end. ``masks[b][t]`` says whether token t of sequence b is trained on; of an image
+        or a sound none is.
 
         ``episodes`` [B] int64, not falling: sequences with the same number weigh as one in the loss. Unset: each alone.
+        ``media``: the items that the token lists show, in any order.
+
+        Raises:
+            DataError: Lists of unequal lengths, an item that is shown and not given, or one that is to be learnt.
         """
         if len(token_ids) % sequences_per_group:
             raise DataError(f"{len(token_ids)} sequences do not divide into groups of {sequences_per_group}")
@@ -101,6 +110,11 @@ class TokenBatch:
         flat_ids = torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int64)
         mask = torch.tensor([bool(keep) for row in masks for keep in row], dtype=torch.bool)
         mask[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = False
+        shown = _shown(flat_ids, media_by_name(media))
+        if bool((mask & (flat_ids >= FIRST_ID)).any()):
+            raise DataError(
+                "a token of an image or a sound is to be trained on", fix="mask what the policy did not say"
+            )
         weights = loss_weights(mask, lengths, loss_aggregation, episodes)
         return cls(
             flat_ids,
@@ -111,6 +125,7 @@ class TokenBatch:
             temperature,
             sequence_fields={} if episodes is None else {EPISODES: episodes},
             sequences_per_group=sequences_per_group,
+            media=shown,
         )
 
     @classmethod
@@ -143,6 +158,7 @@ class TokenBatch:
             loss_aggregation=loss_aggregation,
             temperature=temperature,
             episodes=torch.repeat_interleave(torch.arange(len(samples)), counts) if is_split else None,
+            media=itertools.chain.from_iterable(sample.media for sample in samples),
         )
         sampled = torch.tensor([lp for part, _ in parts for lp in part.generation_logprobs], dtype=torch.float32)
         batch = batch.with_tokens(generation_logprobs=sampled)
@@ -201,14 +217,16 @@ class TokenBatch:
         picked = torch.as_tensor(list(sequences), dtype=torch.int64, device=self.lengths.device)
         lengths = self.lengths[picked]
         cut = _cutter(torch.cumsum(self.lengths, 0)[picked] - lengths, lengths)
+        token_ids = cut(self.token_ids)
         return replace(
             self,
-            token_ids=cut(self.token_ids),
+            token_ids=token_ids,
             lengths=lengths,
             mask=cut(self.mask),
             loss_weights=cut(self.loss_weights),
             token_fields={name: cut(values) for name, values in self.token_fields.items()},
             sequence_fields={name: values[picked] for name, values in self.sequence_fields.items()},
+            media=_shown(token_ids, self.media) if self.media else self.media,
         )
 
     def minibatches(self, count: int) -> list[TokenBatch]:
@@ -274,6 +292,22 @@ class TokenBatch:
             token_fields={name: values.to(device) for name, values in self.token_fields.items()},
             sequence_fields={name: values.to(device) for name, values in self.sequence_fields.items()},
         )
+
+
+def _shown(token_ids: Tensor, known: Mapping[int, Media]) -> dict[int, Media]:
+    """Of these items those that the ids show, in the order of their names.
+
+    Raises:
+        DataError: One that is shown is not among them.
+    """
+    names = torch.unique(token_ids[token_ids >= FIRST_ID] >> PLACE_BITS).tolist()
+    missing = sum(name not in known for name in names)
+    if missing:
+        raise DataError(
+            f"token ids show {missing} images or sounds that are not there",
+            fix="pass the items along with the ids: media= of Prompt, GenerationRequest, Sample and from_sequences",
+        )
+    return {name: known[name] for name in names}
 
 
 def _cutter(starts: Tensor, lengths: Tensor) -> Callable[[Tensor], Tensor]:

@@ -23,7 +23,7 @@ Ints = numpy.typing.NDArray[numpy.int64]
 
 MIN_RATIO = 1.2
 """Tokens of the sequences per token of their forest from which the shared layout is worth its attention."""
-BIG_ENDIAN = numpy.dtype(">u4")
+BIG_ENDIAN = numpy.dtype(">u8")
 COMPARED_TOKENS = 2**20
 """Tokens of neighbours that are compared at one time: 8 MiB each."""
 MAX_JOINED = 8

@@ -16,11 +16,12 @@ sequence without any. Three layouts, same numbers:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy
 import torch
+from nemorl.media import Media
 from torch import Tensor
 
 from nemorl_tensors.batch import TokenBatch
@@ -71,6 +72,8 @@ class Rows:
     """Which sequences share which tokens, where any do: what attends to what"""
     real_tokens: int = 0
     """Positions that hold a token of a sequence; the others are padding"""
+    media: Mapping[int, Media] = field(default_factory=dict)
+    """The images and sounds in ``input_ids``, by name"""
 
 
 def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) -> list[list[int]]:
@@ -186,6 +189,7 @@ def to_rows(batch: TokenBatch, *, packed: bool, width_multiple: int = 1, candida
         targets=targets,
         target_ids=(batch["candidate_ids"] if candidates else batch.token_ids)[targets],
         real_tokens=seen.numel(),
+        media=batch.media,
     )
 
 

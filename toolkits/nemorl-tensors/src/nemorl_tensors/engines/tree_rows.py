@@ -59,6 +59,7 @@ def to_tree_rows(
         target_ids=(batch["candidate_ids"] if candidates else batch.token_ids)[targets],
         tree=tree,
         real_tokens=width - padding,
+        media=batch.media,
     )
 
 

@@ -1,0 +1,106 @@
+"""Files of images as pixels, within limits: whoever sends them is not trusted."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from nemorl.errors import DataError
+from nemorl.media import Media
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_BYTES = 32 * 2**20
+"""Of one file."""
+MAX_PIXELS = 64 * 10**6
+"""Of one image, decoded: 192 MB."""
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,", re.ASCII)
+SENT_AS = "send a data URL (data:image/png;base64,…), or the file's bytes"
+
+
+def media_of_url(url: str) -> Media:
+    """The item in a data URL.
+
+    Raises:
+        DataError: It is another kind of URL, no base64, too large, or neither an image nor a sound.
+
+    Example:
+        >>> media_of_url("data:image/png;base64,aGk=").kind
+        'image'
+    """
+    found = DATA_URL.match(url)
+    if found is None:
+        raise DataError(f"{url[:60]!r} is no data URL, and nothing is fetched from elsewhere", fix=SENT_AS)
+    encoded = url[found.end() :]
+    _require_size(len(encoded) * 3 // 4)
+    try:
+        data = base64.b64decode(encoded, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"a data URL holds no base64: {error}", fix=SENT_AS) from error
+    kind = found["type"].partition("/")[0]
+    if kind not in ("image", "audio"):
+        raise DataError(f"a data URL of type {found['type']}", fix="send an image or a sound")
+    return Media("image" if kind == "image" else "audio", data)
+
+
+def media_of_image(image: Any) -> Media:
+    """The item of an image as datasets have them.
+
+    Args:
+        image: Of Pillow, the bytes of a file, a data URL, or ``{"bytes": …}`` as the hub's datasets store it.
+
+    Raises:
+        DataError: It is none of these, or too large.
+    """
+    from PIL import Image
+
+    if isinstance(image, Mapping) and isinstance(image.get("bytes"), bytes):
+        image = image["bytes"]
+    if isinstance(image, str):
+        return media_of_url(image)
+    if isinstance(image, bytes | bytearray | memoryview):
+        _require_size(len(image))
+        return Media("image", bytes(image))
+    if isinstance(image, Image.Image):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return Media("image", file.getvalue())
+    raise DataError(f"an image is a {type(image).__name__}", fix=SENT_AS)
+
+
+def pixels(item: Media) -> Image:
+    """The image in RGB, upright.
+
+    Raises:
+        DataError: It is damaged, of a format that is not taken, or has too many pixels.
+
+    Example:
+        >>> from PIL import Image
+        >>> pixels(media_of_image(Image.new("L", (3, 2)))).size
+        (3, 2)
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(item.data), formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise DataError(
+                    f"an image has {image.width} x {image.height} pixels, more than {MAX_PIXELS / 1e6:.0f} million",
+                    fix="scale it down",
+                )
+            return ImageOps.exif_transpose(image).convert("RGB")
+    except UnidentifiedImageError as error:
+        raise DataError(f"{item} is no image that can be read", fix=f"use one of {', '.join(FORMATS)}") from error
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"{item} cannot be decoded: {error}", fix="leave it out, or save it anew") from error
+
+
+def _require_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise DataError(f"a file of {size / 2**20:.0f} MiB, more than {MAX_BYTES >> 20}", fix="scale it down")

@@ -1,0 +1,1 @@
+"""How families of models see and hear, a file each."""

@@ -1,0 +1,67 @@
+"""Qwen2.5-VL (arXiv:2502.13923) and Qwen3-VL: patches are merged, and positions have three dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from nemorl.media import Media, MediaKind
+from nemorl_tensors.engines.rows import Rows
+from torch import Tensor, nn
+
+from nemorl_media.decoding import pixels
+from nemorl_media.family import Family, Item, Seen, image_processor, stacked
+from nemorl_media.positions import positions_in_3d
+
+
+class Qwen25VL(Family):
+    """Images; one token per ``spatial_merge_size`` squared patches."""
+
+    towers: ClassVar[Sequence[str]] = ("visual",)
+    connectors: ClassVar[Sequence[str]] = ("visual.merger",)
+
+    @property
+    def placeholders(self) -> Mapping[MediaKind, int]:
+        return {"image": self.config.image_token_id}
+
+    @cached_property
+    def _processor(self) -> Any:
+        return image_processor(self.model_name, self.settings)
+
+    def process(self, media: Media) -> Item:
+        found = self._processor(images=[pixels(media)], return_tensors="pt")
+        frames, rows, columns = found["image_grid_thw"][0].tolist()
+        merged = self.config.vision_config.spatial_merge_size
+        tensors = {"pixel_values": found["pixel_values"], "image_grid_thw": found["image_grid_thw"]}
+        return Item(media, tensors, (frames, rows // merged, columns // merged))
+
+    def encode(self, model: nn.Module, items: Sequence[Item]) -> Seen:
+        visual: Any = model.base_model.visual  # type: ignore[union-attr]
+        images = stacked(items, "pixel_values").to(visual.dtype)
+        return self._seen(visual(images, grid_thw=stacked(items, "image_grid_thw")))
+
+    def _seen(self, found: Any) -> Seen:
+        return Seen(found.pooler_output)
+
+    def arguments(self, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
+        if not items and rows.position_ids is None:
+            return {}
+        positions_3RW = positions_in_3d(rows, {name: item.grid for name, item in items.items()})
+        if rows.position_ids is None:
+            return {"position_ids": positions_3RW}
+        # The first of four restarts where sequences do: transformers cuts attention there.
+        return {"position_ids": torch.cat((rows.position_ids[None], positions_3RW))}
+
+
+class Qwen3VL(Qwen25VL):
+    """The same, with features of several depths of the tower for the first layers of the decoder."""
+
+    connectors: ClassVar[Sequence[str]] = ("visual.merger", "visual.deepstack_merger_list")
+
+    def _seen(self, found: Any) -> Seen:
+        return Seen(found.pooler_output, tuple(found.deepstack_features))
+
+    def deep_arguments(self, is_seen_RW: Tensor, deeper: Sequence[Tensor]) -> dict[str, Any]:
+        return {"visual_pos_masks": is_seen_RW, "deepstack_visual_embeds": list(deeper)}

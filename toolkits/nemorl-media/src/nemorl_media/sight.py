@@ -1,0 +1,67 @@
+"""Sight: from rows of ids to what the decoder of a model that sees is given.
+
+# R = rows, W = row width, P = tokens of all items, D = hidden size
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from nemorl.media import FIRST_ID, MAX_TOKENS, PLACE_BITS
+from nemorl_tensors.engines.rows import PAD_ID, Rows
+from torch import Tensor, nn
+
+from nemorl_media.family import Family, Item
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A model and its family."""
+
+    model: Any
+    """The whole of it, as transformers builds it"""
+    family: Family
+
+    def inputs(self, rows: Rows) -> dict[str, Any]:
+        """Arguments of the decoder's forward pass. Each item is encoded once, wherever and however often it stands."""
+        names = sorted(rows.media)
+        items = {name: self._on_device(self.family.item(rows.media[name])) for name in names}
+        extra = self.family.arguments(rows, items)
+        ids = rows.input_ids
+        if not items:
+            return {"input_ids": ids, **extra}
+        is_seen_RW = ids >= FIRST_ID
+        embeds_RWD = self.model.get_input_embeddings()(torch.where(is_seen_RW, PAD_ID, ids))
+        seen = self.family.encode(self.model, list(items.values()))
+        places = self._places(ids[is_seen_RW], items)
+        embeds_RWD = embeds_RWD.masked_scatter(is_seen_RW[..., None], seen.embeds[places].to(embeds_RWD.dtype))
+        if seen.deeper:
+            extra |= self.family.deep_arguments(is_seen_RW, [part[places] for part in seen.deeper])
+        return {"inputs_embeds": embeds_RWD, **extra}
+
+    def _places(self, ids: Tensor, items: dict[int, Item]) -> Tensor:
+        """Rows of the encoder's output that these tokens of items are."""
+        names = torch.tensor(list(items), dtype=torch.int64, device=ids.device)
+        counts = torch.tensor([item.tokens for item in items.values()], dtype=torch.int64, device=ids.device)
+        firsts = counts.cumsum(0) - counts
+        return firsts[torch.searchsorted(names, ids >> PLACE_BITS)] + (ids & (MAX_TOKENS - 1))
+
+    def _on_device(self, item: Item) -> Item:
+        device = self.model.device
+        return replace(item, tensors={name: tensor.to(device) for name, tensor in item.tensors.items()})
+
+
+def freeze(model: nn.Module, family: Family, trained: tuple[str, ...]) -> None:
+    """Leave towers and connectors as they are, but for those that are named.
+
+    Args:
+        model: Whose parameters are trained unless frozen here.
+        family: Its own.
+        trained: Of ``tower`` and ``connector``.
+    """
+    parts = family.part_names(model)
+    for kind, names in (("tower", parts["towers"]), ("connector", parts["connectors"])):
+        for name in names:
+            model.get_submodule(name).requires_grad_(kind in trained)

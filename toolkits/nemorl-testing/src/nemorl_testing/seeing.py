@@ -1,0 +1,187 @@
+"""Tiny models that see or hear, one per family, each a Hugging Face folder with weights, tokenizer and processor.
+
+Nothing is downloaded: architectures from their configs, weights drawn, tokens are bytes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from nemorl.media import Media
+
+BYTES = ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+}
+"""Of the decoder. Head size 32, the smallest that all attention kernels take."""
+VISION = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+@cache
+def tiny_sight(family: str, seed: int = 0) -> Path:
+    """The folder of a family's model. Made once per process. Read only.
+
+    Args:
+        family: A key of ``FAMILIES``.
+        seed: Of the weights.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"nemorl-{family}-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, tokenizer, processor = FAMILIES[family]()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim > 1:  # far from uniform, and what an image shows matters
+                    parameter.copy_(
+                        torch.randn_like(parameter) * (0.3 if "embed" in name else 1.2 / parameter[0].numel() ** 0.5)
+                    )
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = tokenizer.eos_token_id, 0
+    for part in (model, tokenizer, processor):
+        part.save_pretrained(folder)
+    return folder
+
+
+def drawing(seed: int, width: int = 90, height: int = 60) -> Media:
+    """An image of some coloured rectangles."""
+    from PIL import Image, ImageDraw
+
+    generator = numpy.random.default_rng(seed)
+
+    def colour() -> tuple[int, ...]:
+        return tuple(int(part) for part in generator.integers(0, 255, 3))
+
+    image = Image.new("RGB", (width, height), colour())
+    draw = ImageDraw.Draw(image)
+    for _ in range(4):
+        x, y = int(generator.integers(0, width - 20)), int(generator.integers(0, height - 20))
+        draw.rectangle([x, y, x + 18, y + 18], fill=colour())
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return Media("image", file.getvalue())
+
+
+def byte_tokenizer(specials: Sequence[str], template: str, **named: str) -> Any:
+    """A tokenizer whose tokens are bytes and ``specials``.
+
+    Args:
+        specials: Tokens of the family.
+        template: The chat template.
+        **named: Special tokens by the names that a processor asks for.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    names = [*BYTES, *specials]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE({token: place for place, token in enumerate([*alphabet, *names])}, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(names)
+    tokens = {"pad_token": names[0], "bos_token": names[1], "eos_token": names[3]}
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=inner, chat_template=template, extra_special_tokens=named, **tokens
+    )
+
+
+def chat_template(image: str = "", audio: str = "") -> str:
+    """ChatML whose contents are text or parts; ``image`` and ``audio`` are what it writes for an item."""
+    parts = "{% if c.type == 'text' %}{{ c.text }}"
+    parts += "".join(
+        "{% elif c.type == '" + kind + "' %}" + said for kind, said in (("image", image), ("audio", audio)) if said
+    )
+    return (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for c in m.content %}" + parts + "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+
+def _decoder(tokenizer: Any, **more: Any) -> dict[str, Any]:
+    return {
+        **TEXT,
+        "vocab_size": len(tokenizer),
+        "pad_token_id": 0,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        **more,
+    }
+
+
+def _qwen_tokens() -> tuple[Any, dict[str, Any]]:
+    names = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    tokenizer = byte_tokenizer(names, chat_template("<|vision_start|><|image_pad|><|vision_end|>"))
+    start, end, image, video = (tokenizer.convert_tokens_to_ids(name) for name in names)
+    return tokenizer, {
+        "image_token_id": image,
+        "video_token_id": video,
+        "vision_start_token_id": start,
+        "vision_end_token_id": end,
+        "tie_word_embeddings": False,
+    }
+
+
+def _qwen25_vl() -> tuple[Any, Any, Any]:
+    import transformers
+
+    tokenizer, ids = _qwen_tokens()
+    rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
+    vision = {
+        "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64,
+        "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 56,
+        "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=_decoder(tokenizer, rope_parameters=rope), vision_config=vision, **ids
+    )
+    processor = _qwen_images(size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112})
+    model: Any = transformers.Qwen2_5_VLForConditionalGeneration
+    return model(config), tokenizer, processor
+
+
+def _qwen3_vl() -> tuple[Any, Any, Any]:
+    import transformers
+
+    tokenizer, ids = _qwen_tokens()
+    rope = {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True, "rope_theta": 10000.0}
+    vision = {
+        "depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64,
+        "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+    }  # fmt: skip
+    config = transformers.Qwen3VLConfig(
+        text_config=_decoder(tokenizer, head_dim=32, rope_parameters=rope), vision_config=vision, **ids
+    )
+    processor = _qwen_images(
+        patch_size=16,
+        size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128},
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    )
+    model: Any = transformers.Qwen3VLForConditionalGeneration
+    return model(config), tokenizer, processor
+
+
+def _qwen_images(**settings: Any) -> Any:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    return Qwen2VLImageProcessorPil(**settings)
+
+
+FAMILIES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {"qwen2_5_vl": _qwen25_vl, "qwen3_vl": _qwen3_vl}
+"""Model, tokenizer and processor by transformers' ``model_type``."""
