@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nemorl.media import Media
 from nemorl.types import Completion
 from nemorl_rl.agents.contract import (
     AS_THE_RUN,
@@ -101,6 +102,8 @@ class ScriptedPolicy:
             self.cancelled += 1
             raise
 
-    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
+    async def complete(
+        self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
+    ) -> Completion:
         reply = await self.chat([{"role": "user", "content": bytes(token_ids).decode()}], options=options)
         return reply.completion

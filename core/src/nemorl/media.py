@@ -87,6 +87,16 @@ def media_runs(token_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
         start = end
 
 
+def shown_names(token_ids: Iterable[int]) -> set[int]:
+    """Names of the items that ids show.
+
+    >>> picture = Media("image", b"...")
+    >>> shown_names([5, *picture.token_ids(3)]) == {picture.name}
+    True
+    """
+    return {token >> PLACE_BITS for token in token_ids if is_media(token)}
+
+
 def media_by_name(items: Iterable[Media]) -> dict[int, Media]:
     """Each of these items once.
 

@@ -1,29 +1,36 @@
 """From token ids to next-token logits, for a batch of rows that changes while it decodes.
 
-Three decoders: ``decode_llama`` is written by hand for the Llama family, ``decode_hf`` runs the forward pass and cache
-of other causal language models, ``RecomputingDecoder`` serves those whose cache is their own affair (RWKV). All read
-the model's own tensors; none knows about sampling or stopping.
+Four decoders: ``decode_llama`` is written by hand for the Llama family, ``decode_hf`` runs the forward pass and cache
+of other causal language models, ``decode_seeing`` that of models that see or hear, ``RecomputingDecoder`` serves those
+whose cache is their own affair (RWKV). All read the model's own tensors; none knows about sampling or stopping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from nemorl.media import Media
 from nemorl_tensors.engines.decoding import WithoutTurns
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from nemorl_media.sight import Sight
     from nemorl_tensors.engines.decoding import Decoder
     from transformers import PreTrainedModel
 
 
-def build_decoder(model: PreTrainedModel, max_tokens: int, turn_tokens: int = 0) -> Decoder:
+def build_decoder(model: PreTrainedModel, max_tokens: int, turn_tokens: int = 0, sight: Sight | None = None) -> Decoder:
     """The fastest decoder that serves ``model`` for sequences up to ``max_tokens``.
 
-    Between the turns of conversations it may keep up to ``turn_tokens`` tokens of them.
+    Between the turns of conversations it may keep up to ``turn_tokens`` tokens of them. A model with ``sight`` sees or
+    hears.
     """
+    if sight is not None:
+        from nemorl_dtensor.decode_seeing import SeeingDecoder
+
+        return SeeingDecoder(sight)
     from nemorl_dtensor.decode_hf import HFDecoder, cache_name
     from nemorl_dtensor.decode_llama import LlamaDecoder, is_llama_like
 
@@ -45,7 +52,7 @@ class RecomputingDecoder(WithoutTurns):
         self._rows: list[list[int]] = []
         """Tokens so far"""
 
-    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int, media: Mapping[int, Media]) -> Tensor:
         unique = {prompt: place for place, prompt in enumerate(dict.fromkeys(prompts))}
         self._rows += map(list, prompts)
         return self._next_logits(list(unique))[[unique[prompt] for prompt in prompts]]

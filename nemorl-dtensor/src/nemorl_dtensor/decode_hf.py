@@ -8,10 +8,11 @@ Prompts are left-padded into one batch, computed once each, and their cache rows
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from nemorl.media import Media
 from nemorl_tensors.engines.decoding import WithoutTurns
 from torch import Tensor
 
@@ -45,7 +46,7 @@ class HFDecoder(WithoutTurns):
         self._lengths = torch.empty(0)
         """[R] tokens of each row so far"""
 
-    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int, media: Mapping[int, Media]) -> Tensor:
         device = self._model.device
         unique = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
         width = max(map(len, unique))

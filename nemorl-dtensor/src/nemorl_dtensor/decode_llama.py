@@ -10,12 +10,13 @@ rotary module, so it agrees with the model's forward pass. What differs between 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 import torch
+from nemorl.media import Media
 from nemorl_tensors.engines.kv_cache import CachedRows, KVCache, Recent
 from nemorl_tensors.engines.turns import Turns
 from nemorl_tensors.products import packed, packs, product
@@ -187,12 +188,12 @@ class LlamaDecoder(CachedRows):
         size = self._head.weight.nbytes + sum(layer.nbytes for layer in self._layers)
         self._may_pack = size <= PACKED_BYTES and packs(self._head.weight)
 
-    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int, media: Mapping[int, Media]) -> Tensor:
         if self._may_pack and reserve_tokens >= PACKED_STEPS:
             self._layers = [layer.packed() for layer in self._layers]
             self._head = self._head.packed()
             self._may_pack = False
-        return super().admit(prompts, reserve_tokens)
+        return super().admit(prompts, reserve_tokens, media)
 
     def step(self, tokens: Tensor) -> Tensor:
         positions = self._cache.positions()

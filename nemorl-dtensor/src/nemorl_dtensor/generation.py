@@ -55,6 +55,7 @@ class HFGeneration(RequestLoop):
             policy.max_sequence_tokens,
             end_token_ids(policy.model_name, tokenizer, *first.declared_ends),
             tokenizer.decode,
+            placeholders=first.placeholders,
         )
         version = 0 if weights is None else weights.version
 

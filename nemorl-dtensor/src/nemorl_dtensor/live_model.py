@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from nemorl.media import Media, is_media
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.decoding import Decoder
 from nemorl_tensors.engines.observing import Recorder
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from nemorl_dtensor.decode import build_decoder
 from nemorl_dtensor.generation_weights import bind_weights, empty_model
-from nemorl_dtensor.model import load_model
+from nemorl_dtensor.model import load_model, sight_of
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.observing import observed_decoding
 from nemorl_dtensor.published_names import PublishedNames
@@ -57,11 +58,18 @@ class LiveModel:
         else:
             self._model = load_model(policy, worker.device, worker.seed)
             self._own = [*self._model.parameters()]
+        self.sight = sight_of(self._model, policy)
+        """Where the model sees or hears."""
         self.vocabulary: int = self._model.get_input_embeddings().num_embeddings
         self.declared_ends = (
             self._model.generation_config.eos_token_id,
             getattr(self._model.config, "eos_token_id", None),
         )
+
+    @property
+    def placeholders(self) -> frozenset[int]:
+        """Tokens that stand for images and sounds; empty where the model reads text alone."""
+        return frozenset() if self.sight is None else frozenset(self.sight.family.placeholders.values())
 
     def bind(self, handle: WeightHandle) -> int:
         """Take these weights; bytes that were read."""
@@ -84,11 +92,13 @@ class LiveModel:
         self._parking.require_content("weights")
         if self._observed is not None:
             return self._observed
-        return build_decoder(self._model, self._max_tokens, turn_tokens=self._turn_tokens)
+        return build_decoder(self._model, self._max_tokens, self._turn_tokens, self.sight)
 
-    def prompt_logprobs(self, prompts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    def prompt_logprobs(
+        self, prompts: Sequence[tuple[int, ...]], media: Mapping[int, Media]
+    ) -> list[tuple[float, ...]]:
         """Of each token of prompts."""
-        return prompt_logprobs(self._scorer, prompts)
+        return prompt_logprobs(self._scorer, prompts, media)
 
     def leave(self, *, forget: bool) -> None:
         """Weights of its own give their device memory back."""
@@ -105,13 +115,13 @@ class LiveModel:
 
     def forget(self) -> None:
         """Let go of the weights."""
-        self._model, self._own = None, []
+        self._model, self._own, self.sight = None, [], None
         vars(self).pop("_scorer", None)
         vars(self).pop("_names", None)
 
     @cached_property
     def _scorer(self) -> Scorer:
-        scorer = Scorer.find(self._model)
+        scorer = Scorer.find(self._model, sight=self.sight)
         verify(self._model, scorer, scorer.score)
         return scorer
 
@@ -121,16 +131,19 @@ class LiveModel:
 
 
 @torch.inference_mode()
-def prompt_logprobs(scorer: Scorer, prompts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
-    """float32 nats of ``softmax(logits)`` for every token of each prompt, 0.0 for its first.
+def prompt_logprobs(
+    scorer: Scorer, prompts: Sequence[tuple[int, ...]], media: Mapping[int, Media]
+) -> list[tuple[float, ...]]:
+    """float32 nats of ``softmax(logits)`` for every token of each prompt, 0.0 for its first, and for images and sounds.
 
     Args:
         scorer: The model.
         prompts: Token ids, not empty.
+        media: Images and sounds in them, by name.
     """
     device = scorer.weight.device
-    masks = [[False, *[True] * (len(prompt) - 1)] for prompt in prompts]
-    batch = with_places(TokenBatch.from_sequences(prompts, masks))
+    masks = [[False, *(not is_media(token) for token in prompt[1:])] for prompt in prompts]
+    batch = with_places(TokenBatch.from_sequences(prompts, masks, media=media.values()))
     found = torch.zeros(batch.num_tokens)
     for members in plan_microbatches(batch, default_microbatch_tokens(device.type)):
         part = batch.select(members).to(device)

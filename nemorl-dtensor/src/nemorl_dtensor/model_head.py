@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from nemorl.errors import BackendError
 from nemorl_media.sight import Sight
 from nemorl_tensors import linear_logprobs, linear_topk_logprobs
@@ -107,6 +108,11 @@ class Scorer:
     def topk(self, rows: Rows, temperature: float, k: int) -> tuple[Tensor, Tensor]:
         """[M, K] token ids and log-probs of the k likeliest tokens where a token is scored, without gradient."""
         return linear_topk_logprobs(self.states(rows), self.weight, k, **self.options(temperature))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[..., V] float32 of [..., D] states, as the model gives them."""
+        logits = nn.functional.linear(states, self.weight, self.bias).float() * self.scale
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     @property
     def weight(self) -> Tensor:

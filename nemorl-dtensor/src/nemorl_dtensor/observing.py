@@ -132,10 +132,7 @@ def observe_scoring(model: nn.Module, scorer: Scorer, rows: Rows) -> dict[Place,
     recorder = Recorder()
     with observed_modules(model, recorder):
         states = scorer.states(rows)
-    logits = nn.functional.linear(states, scorer.weight, scorer.bias).float() * scorer.scale
-    if scorer.softcap is not None:
-        logits = scorer.softcap * torch.tanh(logits / scorer.softcap)
-    recorder.add_last("logits", logits)
+    recorder.add_last("logits", scorer.logits(states))
     return recorder.activations()
 
 

@@ -12,7 +12,7 @@ whose responses have ended makes passes of nothing until all have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from nemorl.media import Media
 from nemorl.types import SamplingParams
 from nemorl_tensors.engines.sampling import RowSampler
 from torch import Tensor
@@ -84,7 +85,9 @@ class Stages:
         self._meet(busy=True)
         return self._forward(token_ids, row_pass)
 
-    def prompt_logprobs(self, prompts: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+    def prompt_logprobs(
+        self, prompts: Sequence[tuple[int, ...]], media: Mapping[int, Media]
+    ) -> list[tuple[float, ...]]:
         """float32 nats of ``softmax(logits)`` for every token of each prompt, 0.0 for its first. Collective."""
         return [self._prompt_logprobs(prompt) for prompt in prompts]
 

@@ -9,7 +9,7 @@ they draw by one random state for all rows, and a response here depends on its o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from megatron.core.inference.contexts.dynamic_context import DynamicInferenceCon
 from megatron.core.inference.inference_request import DynamicInferenceRequest
 from megatron.core.inference.sampling_params import SamplingParams
 from nemorl.errors import BackendError
+from nemorl.media import Media
 from nemorl_tensors.engines.decoding import WithoutTurns
 from nemorl_tensors.engines.kv_cache import PREFILL_TOKENS
 from torch import Tensor
@@ -101,7 +102,7 @@ class PagedDecoder(WithoutTurns):
         """The same in the cache's own order, with rows that have been dropped since the last step."""
         self._next = 0
 
-    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int, media: Mapping[int, Media]) -> Tensor:
         """[len(prompts), V] as ``Stages.logits`` has them. ``reserve_tokens`` is for caches that are not paged."""
         first, logits = self._prefill([*dict.fromkeys(prompts)])
         unused = dict(first)

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from nemorl.media import Media
 from nemorl.types import Completion, Prompt
 from nemorl_agents.programs.environment import Agent
 from nemorl_rl.agents.contract import (
@@ -60,7 +61,9 @@ class ScriptedPolicy:
         )
         return ChatReply(message, Completion((7,), (-1.0,), "stop"), prompt_tokens=3)
 
-    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
+    async def complete(
+        self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
+    ) -> Completion:
         return Completion((7,), (-1.0,), "stop")
 
 

@@ -112,7 +112,7 @@ def test_tokens_are_those_of_transformers_and_masks_those_of_trl(name: str, form
         with raises(DataError):
             encode_row(row, tokenizer)
         return
-    ids, mask = encode_row(row, tokenizer)
+    ids, mask, _ = encode_row(row, tokenizer)
     given = as_template_reads(name, messages)
     text = tokenizer.inner.apply_chat_template(given, tools=tools or None, tokenize=False)
     ends = ADDS_AN_END.get(name, ("",))
@@ -145,14 +145,14 @@ def test_all_that_the_assistant_says_is_learnt_and_nothing_of_others(name: str) 
     messages = [
         turn for number in range(5) for turn in (user(f"Q{number}q? Yes."), said(f"Yes. A{number}a Q{number} user"))
     ]
-    ids, mask = encode_row({"messages": messages}, tokenizer)
+    ids, mask, _ = encode_row({"messages": messages}, tokenizer)
     learnt = "".join(runs(tokenizer, ids, mask))
     rest = "".join(runs(tokenizer, ids, [not one for one in mask]))
     for number in range(5):
         assert f"A{number}a" in learnt
         assert f"A{number}a" not in rest
         assert f"Q{number}q" not in learnt
-    ids, mask = encode_row({"messages": messages}, tokenizer, only_last_turn=True)
+    ids, mask, _ = encode_row({"messages": messages}, tokenizer, only_last_turn=True)
     assert [len(re.findall(r"A\da", run)) for run in runs(tokenizer, ids, mask)] == [1]
     assert "A4a" in runs(tokenizer, ids, mask)[0]
 
@@ -163,7 +163,7 @@ def test_a_pair_is_two_whole_conversations(name: str) -> None:
     prompt = [user("1 + 2?"), said("Yes."), user("And then?")]
     pair = encode_pair({"prompt": prompt, "chosen": "No.", "rejected": "\nNever."}, tokenizer)
     for reply, tokens in (("No.", pair.chosen), ("\nNever.", pair.rejected)):
-        ids, mask = encode_row({"prompt": prompt, "response": reply}, tokenizer, only_last_turn=True)
+        ids, mask, _ = encode_row({"prompt": prompt, "response": reply}, tokenizer, only_last_turn=True)
         assert [*pair.prompt, *tokens] == ids
         assert len(pair.prompt) <= mask.index(True)
     whole = {"chosen": [*prompt, said("No.")], "rejected": [*prompt, said("\nNever.")]}
@@ -189,7 +189,7 @@ def test_calls_in_every_spelling_are_the_same_tokens(name: str) -> None:
         row = {"messages": [asked, spelt, *rest], "tools": json.dumps(tools)}
         assert encode_row(row, tokenizer) == expected
     pair = encode_pair({"prompt": [asked], "tools": tools, "chosen": [call], "rejected": "No."}, tokenizer)
-    ids, mask = encode_row({"messages": [asked, call], "tools": tools}, tokenizer)
+    ids, mask, _ = encode_row({"messages": [asked, call], "tools": tools}, tokenizer)
     assert (pair.prompt, pair.chosen) == (ids[: mask.index(True)], ids[mask.index(True) :])
 
 
@@ -213,7 +213,7 @@ REASONED = {
 @pytest.mark.parametrize("name", REASONED)
 def test_reasoning_is_learnt_by_whatever_name_the_row_has_it(name: str, field: str) -> None:
     tokenizer = tokenizer_for(name)
-    ids, mask = encode_row({"messages": [user("1 + 2?"), {**said("No."), field: "hm hm"}]}, tokenizer)
+    ids, mask, _ = encode_row({"messages": [user("1 + 2?"), {**said("No."), field: "hm hm"}]}, tokenizer)
     assert REASONED[name] in runs(tokenizer, ids, mask)[0]
 
 
@@ -262,7 +262,7 @@ def test_an_answer_that_the_next_message_ends_learns_that_token(last: str) -> No
     tokenizer = tokenizer_for("glm4moe")
     messages, tools = FORMS["calls"]
     messages = messages if last == "<|user|>" else messages[:2]
-    ids, mask = encode_row({"messages": messages, "tools": tools}, tokenizer)
+    ids, mask, _ = encode_row({"messages": messages, "tools": tools}, tokenizer)
     learnt = runs(tokenizer, ids, mask)
     assert learnt[0].endswith("</tool_call><|observation|>")
     assert learnt[-1].endswith(last)

@@ -51,7 +51,7 @@ def test_a_model_object_is_trained_from_its_own_weights(model: Any, tokenizer: A
     # The loss of the first step is the model's own: the mean over the four trained tokens, "2", "3" and two ends.
     total, count = 0.0, 0
     for row in ROWS:
-        ids, mask = encode_row(row, Tokenizer(tokenizer))
+        ids, mask, _ = encode_row(row, Tokenizer(tokenizer))
         with torch.no_grad():
             logprobs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         total -= sum(float(logprobs[t - 1, ids[t]]) for t in range(len(ids)) if mask[t])

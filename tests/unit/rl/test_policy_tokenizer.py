@@ -40,7 +40,7 @@ def test_a_template_of_the_config_renders_conversations(tiny_model: Path) -> Non
 
 def test_passthrough_is_the_contents_and_nothing_else(tiny_model: Path) -> None:
     found = tokenizer(tiny_model, chat_template="passthrough")
-    ids, mask = encode_row({"messages": MESSAGES}, found)
+    ids, mask, _ = encode_row({"messages": MESSAGES}, found)
     assert ids == found.encode_observation("1+1=2")
     assert [token for token, learnt in zip(ids, mask, strict=True) if learnt] == found.encode_observation("2")
 

@@ -253,7 +253,7 @@ HEADERS = {
 def test_an_answer_begins_behind_its_header(kind: str) -> None:
     template, learnt = HEADERS[kind]
     tokenizer = tokenizer_of(template, "</s>")
-    ids, mask = encode_row({"messages": [user("a"), said("A."), user("b"), said("B.")]}, tokenizer)
+    ids, mask, _ = encode_row({"messages": [user("a"), said("A."), user("b"), said("B.")]}, tokenizer)
     shown = "".join(
         token if is_learnt else "\0"
         for token, is_learnt in zip((tokenizer.inner.decode([one]) for one in ids), mask, strict=True)

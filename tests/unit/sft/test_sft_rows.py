@@ -32,7 +32,7 @@ def assistant(text: str) -> dict[str, str]:
 
 def shown(tokenizer: Tokenizer, row: dict[str, Any], **options: Any) -> tuple[str, str]:
     """Tokens in one line, and under each L (learnt) or a dot."""
-    ids, mask = encode_row(row, tokenizer, **options)
+    ids, mask, _ = encode_row(row, tokenizer, **options)
     return " ".join(tokenizer.inner.convert_ids_to_tokens(ids)), "".join("L" if learn else "." for learn in mask)
 
 
@@ -141,7 +141,7 @@ def test_a_completion_is_what_trl_calls_a_response(tokenizer: Tokenizer) -> None
 
 def test_of_a_conversation_in_two_parts_the_completion_alone_is_learnt(tokenizer: Tokenizer) -> None:
     prompt = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
-    ids, mask = encode_row({"prompt": prompt, "completion": [{"role": "assistant", "content": "d"}]}, tokenizer)
+    ids, mask, _ = encode_row({"prompt": prompt, "completion": [{"role": "assistant", "content": "d"}]}, tokenizer)
     # <user> a <assistant> b <eos> <user> c <assistant> d <eos>
     assert len(ids) == 10
     assert mask == [False] * 8 + [True, True]

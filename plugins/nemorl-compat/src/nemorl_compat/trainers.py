@@ -123,8 +123,9 @@ class BaseTrainer(kernel.BaseTrainer[GuideConfig]):
         from nemorl_tensors import TokenBatch
 
         limit = self.config.policy.max_sequence_tokens
-        encoded = [encode_row(row, self.tokenizer) for row in rows]
-        return TokenBatch.from_sequences([ids[:limit] for ids, _ in encoded], [mask[:limit] for _, mask in encoded])
+        encoded = [encode_row(row, self.tokenizer).cut(limit) for row in rows]
+        media = [item for row in encoded for item in row.media]
+        return TokenBatch.from_sequences([row.ids for row in encoded], [row.mask for row in encoded], media=media)
 
     def update(self, tokens: TokenBatch) -> dict[str, float]:
         """One optimizer step on ``_compute_loss``; returns ``loss``, ``grad_norm``, ``lr`` and the loss's metrics."""

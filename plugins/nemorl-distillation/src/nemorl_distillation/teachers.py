@@ -149,7 +149,7 @@ def given_sample(row: Row, index: int, tokenizer: Tokenizer, limit: int) -> Samp
     Raises:
         DataError: the row has no response, or its prompt alone fills the limit.
     """
-    ids, mask = encode_row(row, tokenizer, only_last_turn=True)
+    ids, mask, media = encode_row(row, tokenizer, only_last_turn=True)
     kept = mask[:limit]
     if not any(kept):
         raise DataError(
@@ -164,4 +164,5 @@ def given_sample(row: Row, index: int, tokenizer: Tokenizer, limit: int) -> Samp
         score=Score(0.0),
         response=tokenizer.decode([token for token, is_said in zip(ids, mask, strict=True) if is_said]),
         finish_reason="stop" if len(kept) == len(ids) else "length",
+        media=media,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import ClassVar, TypeVar
 
 from nemorl.contracts import Loss
@@ -63,6 +64,7 @@ class PairTrainer(BaseTrainer[C]):
         return pair_batch(
             [self.sequence(pair.prompt, pair.chosen) for pair in pairs],
             [self.sequence(pair.prompt, pair.rejected) for pair in pairs],
+            chain.from_iterable(pair.media for pair in pairs),
         )
 
     # What an algorithm may define

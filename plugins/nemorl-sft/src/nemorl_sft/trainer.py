@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from nemorl.errors import DataError
 from nemorl.metrics import Mean, Metrics
@@ -46,11 +47,13 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
     def to_batch(self, rows: Sequence[Row]) -> TokenBatch:
         """The rows as one ragged batch; rows beyond the length limit are cut at its end."""
         limit = self.config.policy.max_sequence_tokens
-        encoded = [encode_row(row, self.tokenizer, only_last_turn=self.config.only_last_turn) for row in rows]
+        only_last = self.config.only_last_turn
+        encoded = [encode_row(row, self.tokenizer, only_last_turn=only_last).cut(limit) for row in rows]
         batch = TokenBatch.from_sequences(
-            [ids[:limit] for ids, _ in encoded],
-            [mask[:limit] for _, mask in encoded],
+            [row.ids for row in encoded],
+            [row.mask for row in encoded],
             loss_aggregation=self.config.loss_aggregation,
+            media=chain.from_iterable(row.media for row in encoded),
         )
         if not bool(batch.mask.any()):
             raise DataError("no row of this batch has a token to learn from", fix="raise policy.max_sequence_tokens")

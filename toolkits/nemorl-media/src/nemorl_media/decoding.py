@@ -74,6 +74,29 @@ def media_of_image(image: Any) -> Media:
     raise DataError(f"an image is a {type(image).__name__}", fix=SENT_AS)
 
 
+def media_of_sound(sound: Any) -> Media:
+    """The item of a sound as datasets have them.
+
+    Args:
+        sound: The bytes of a file, a data URL, or ``{"bytes": …}`` as the hub's datasets store it.
+
+    Raises:
+        DataError: It is none of these, or too large.
+
+    Example:
+        >>> media_of_sound(b"RIFF....WAVE").kind
+        'audio'
+    """
+    if isinstance(sound, Mapping) and isinstance(sound.get("bytes"), bytes):
+        sound = sound["bytes"]
+    if isinstance(sound, str):
+        return media_of_url(sound)
+    if isinstance(sound, bytes | bytearray | memoryview):
+        _require_size(len(sound))
+        return Media("audio", bytes(sound))
+    raise DataError(f"a sound is a {type(sound).__name__}", fix="send a data URL (data:audio/wav;base64,…), or bytes")
+
+
 def pixels(item: Media) -> Image:
     """The image in RGB, upright.
 

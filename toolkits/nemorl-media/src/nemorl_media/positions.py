@@ -30,16 +30,16 @@ def positions_in_3d(rows: Rows, grids: Mapping[int, Grid]) -> Tensor:
     ids = rows.input_ids
     columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     depths = columns if rows.position_ids is None else rows.position_ids
+    if not grids:
+        return depths.expand(3, *ids.shape)
     is_item = ids >= FIRST_ID
     place, (sizes_3, names) = ids & (MAX_TOKENS - 1), _sizes(grids, ids.device)
-    found = torch.searchsorted(names, (ids >> PLACE_BITS).clamp(max=int(names[-1]) if len(names) else 0))
-    frames, height, width = sizes_3[found.clamp(max=len(names) - 1)].unbind(-1) if len(names) else [depths] * 3
+    found = torch.searchsorted(names, (ids >> PLACE_BITS).clamp(max=int(names[-1])))
+    frames, height, width = sizes_3[found].unbind(-1)
     count, side = frames * height * width, torch.maximum(frames, torch.maximum(height, width))
     saved = torch.where(is_item & (place == count - 1), count - side, 0)
     flat = depths - _before(rows, saved, columns - depths)
-    within = torch.stack((place // (height * width).clamp(min=1), place // width.clamp(min=1), place))
-    within[1] %= height.clamp(min=1)
-    within[2] %= width.clamp(min=1)
+    within = torch.stack((place // (height * width), place // width % height, place % width))
     return torch.where(is_item, flat - place + within, flat)
 
 

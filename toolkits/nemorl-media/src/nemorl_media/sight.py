@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from nemorl.media import FIRST_ID, MAX_TOKENS, PLACE_BITS
+from nemorl.media import FIRST_ID, MAX_TOKENS, PLACE_BITS, Media
 from nemorl_tensors.engines.rows import PAD_ID, Rows
 from torch import Tensor, nn
 
@@ -26,12 +27,18 @@ class Sight:
 
     def inputs(self, rows: Rows) -> dict[str, Any]:
         """Arguments of the decoder's forward pass. Each item is encoded once, wherever and however often it stands."""
-        names = sorted(rows.media)
-        items = {name: self._on_device(self.family.item(rows.media[name])) for name in names}
-        extra = self.family.arguments(rows, items)
-        ids = rows.input_ids
+        items = self.items(rows.media)
+        return {**self.embedded(rows.input_ids, items), **self.family.arguments(rows, items)}
+
+    def items(self, media: Mapping[int, Media]) -> dict[int, Item]:
+        """These items processed, on the model's device, in the order of their names."""
+        return {name: self._on_device(self.family.item(media[name])) for name in sorted(media)}
+
+    def embedded(self, ids: Tensor, items: dict[int, Item]) -> dict[str, Any]:
+        """[R, W] ids, of which those of items are replaced by what the encoder makes of these."""
         if not items:
-            return {"input_ids": ids, **extra}
+            return {"input_ids": ids}
+        extra: dict[str, Any] = {}
         is_seen_RW = ids >= FIRST_ID
         embeds_RWD = self.model.get_input_embeddings()(torch.where(is_seen_RW, PAD_ID, ids))
         seen = self.family.encode(self.model, list(items.values()))

@@ -7,9 +7,10 @@ What DPO and reward models share: how pairs are laid out, what each weighs, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
+from nemorl.media import Media
 from nemorl.metrics import Mean, Metrics, Sum
 from torch import Tensor
 
@@ -18,12 +19,14 @@ from nemorl_tensors.functional import segment_sum
 
 
 def pair_batch(
-    chosen: Sequence[tuple[Sequence[int], Sequence[bool]]], rejected: Sequence[tuple[Sequence[int], Sequence[bool]]]
+    chosen: Sequence[tuple[Sequence[int], Sequence[bool]]],
+    rejected: Sequence[tuple[Sequence[int], Sequence[bool]]],
+    media: Iterable[Media] = (),
 ) -> TokenBatch:
     """P pairs of (token ids, mask) as one batch. Every pair weighs the same, whatever its length.
 
     A pair one side of which has nothing to train on has nothing to compare: its other side is masked too, so that it
-    takes no weight from the rest.
+    takes no weight from the rest. ``media``: the items that they show.
 
     Example:
         >>> batch = pair_batch([([5, 7], [False, True])], [([5, 8, 9], [False, True, True])])
@@ -35,7 +38,7 @@ def pair_batch(
         is_complete = all(any(mask[1:]) for _, mask in pair)  # the first token of a sequence is never trained
         sequences += [ids for ids, _ in pair]
         masks += [[keep and is_complete for keep in mask] for _, mask in pair]
-    return TokenBatch.from_sequences(sequences, masks, loss_aggregation="sequence", sequences_per_group=2)
+    return TokenBatch.from_sequences(sequences, masks, loss_aggregation="sequence", sequences_per_group=2, media=media)
 
 
 def split_pairs(values_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from itertools import count, repeat
 from typing import Any
 
 from nemorl.contracts.environment import as_score
+from nemorl.media import Media
 from nemorl.types import Completion, Prompt, Score
 from nemorl_rl.agents.contract import (
     AS_THE_RUN,
@@ -66,7 +67,9 @@ class ScriptedPolicy:
         said, completion = await self._answer()
         return ChatReply({"role": "assistant", "content": said}, completion, prompt_tokens=1)
 
-    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
+    async def complete(
+        self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
+    ) -> Completion:
         self.asked.append(token_ids)
         return (await self._answer())[1]
 

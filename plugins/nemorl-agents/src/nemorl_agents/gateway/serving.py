@@ -10,6 +10,7 @@ from hashlib import sha256
 from itertools import count
 from typing import Any
 
+from nemorl.media import Media
 from nemorl.types import Completion
 from nemorl_rl.agents.contract import (
     AS_THE_RUN,
@@ -68,8 +69,10 @@ class ServedPolicy:
         policy = self._policy_of(_beginning(messages, tools))
         return await policy.chat(messages, tools=tools, tool_choice=tool_choice, options=options)
 
-    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
-        return await self._new().complete(token_ids, options=options)
+    async def complete(
+        self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
+    ) -> Completion:
+        return await self._new().complete(token_ids, media, options=options)
 
     def _policy_of(self, beginning: bytes) -> LivePolicy:
         with self._lock:

@@ -45,10 +45,16 @@ class Qwen25VL(Family):
     def _seen(self, found: Any) -> Seen:
         return Seen(found.pooler_output)
 
+    def positions(self, rows: Rows, items: Mapping[int, Item]) -> Tensor:
+        return positions_in_3d(rows, {name: item.grid for name, item in items.items()})
+
+    def width(self, item: Item) -> int:
+        return max(item.grid)
+
     def arguments(self, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
         if not items and rows.position_ids is None:
             return {}
-        positions_3RW = positions_in_3d(rows, {name: item.grid for name, item in items.items()})
+        positions_3RW = self.positions(rows, items)
         if rows.position_ids is None:
             return {"position_ids": positions_3RW}
         # The first of four restarts where sequences do: transformers cuts attention there.

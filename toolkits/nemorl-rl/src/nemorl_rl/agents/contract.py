@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nemorl.errors import UsageError
+from nemorl.media import Media
 from nemorl.types import Completion
 
 if TYPE_CHECKING:
@@ -145,8 +146,10 @@ class EpisodePolicy(Protocol):
         """
         ...
 
-    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
-        """Continue these tokens; raises as ``chat`` does."""
+    async def complete(
+        self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
+    ) -> Completion:
+        """Continue these tokens, in which these images and sounds stand; raises as ``chat`` does."""
         ...
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from nemorl.media import Media
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 
 from nemorl_rl.agents.contract import (
@@ -83,7 +84,7 @@ class LivePolicy:
         options: CallOptions = AS_THE_RUN,
     ) -> ChatReply:
         prompt = self._conversation.prompt(messages, tools)
-        call = await self._answer(prompt.token_ids, options)
+        call = await self._answer(prompt.token_ids, prompt.media, options)
         reply = self._conversation.reply(prompt, call.completion, tool_choice, options.stop)
         self._record(
             replace(
@@ -95,8 +96,10 @@ class LivePolicy:
         )
         return reply
 
-    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
-        call = await self._answer(tuple(token_ids), options)
+    async def complete(
+        self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
+    ) -> Completion:
+        call = await self._answer(tuple(token_ids), tuple(media), options)
         self._record(call)
         return call.completion
 
@@ -114,19 +117,19 @@ class LivePolicy:
         for future in running:
             future.cancel()
 
-    async def _answer(self, token_ids: tuple[int, ...], options: CallOptions) -> Call:
+    async def _answer(self, token_ids: tuple[int, ...], media: tuple[Media, ...], options: CallOptions) -> Call:
         room = self.limits.max_sequence_tokens - len(token_ids)
         if room <= 0:
             raise ContextOverflowError(len(token_ids), self.limits.max_sequence_tokens)
         asked_s = time.monotonic()
-        number, future = self._begin(token_ids, self._sampling(options, room), options.seed)
+        number, future = self._begin(token_ids, media, self._sampling(options, room), options.seed)
         try:
             [completion] = await asyncio.wrap_future(future)
         finally:
             with self._lock:
                 self._running.discard(future)
         [span] = spans_of([completion], asked_s, time.monotonic())
-        return Call(number, token_ids, completion, asked_s=asked_s, span=span)
+        return Call(number, token_ids, completion, asked_s=asked_s, span=span, media=media)
 
     def _record(self, call: Call) -> None:
         with self._lock:
@@ -135,7 +138,7 @@ class LivePolicy:
             self._calls.append(call)
 
     def _begin(
-        self, token_ids: tuple[int, ...], sampling: SamplingParams, seed: int | None
+        self, token_ids: tuple[int, ...], media: tuple[Media, ...], sampling: SamplingParams, seed: int | None
     ) -> tuple[int, Future[list[Completion]]]:
         with self._lock:
             if self._is_closed:
@@ -147,7 +150,7 @@ class LivePolicy:
                 )
             own_seed = derive_seed(self._seed, number) if seed is None else derive_seed(self._seed, "client", seed)
             future = self._sampler.generation.submit(
-                GenerationRequest(token_ids, sampling, (own_seed,), goes_on=True),
+                GenerationRequest(token_ids, sampling, (own_seed,), goes_on=True, media=media),
                 owner=self.episode_id,
                 conversation=self.episode_id,
                 deadline_s=self.limits.timeout_s,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile, zip_longest
+from itertools import chain, takewhile, zip_longest
 
 from nemorl.base.process.timing import Span, TurnSpan
+from nemorl.media import Media
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
 
 from nemorl_rl.serving.requests import TimedSample
@@ -39,6 +40,8 @@ class Call:
     """When what it continues was made, by the same clock. Unset: all the time since the answer before it."""
     span: Span = field(default=Span(0.0, 0.0))
     """When the answer was made, by the same clock."""
+    media: tuple[Media, ...] = ()
+    """Images and sounds in its prompt."""
 
 
 @dataclass(slots=True)
@@ -152,6 +155,7 @@ def plain_sample(
         weight_versions=tuple(sorted(known or versions)),
         branches=tuple(others),
         span=span,
+        media=tuple(dict.fromkeys(chain(prompt.media, *(call.media for call in calls)))),
         turn_spans=tuple(TurnSpan(number, *turn) for number, one in enumerate(made) for turn in one.spans),
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError, boundary
+from nemorl.media import Media
 from nemorl.types import Completion, Row
 
 from nemorl_rl.agents.contract import (
@@ -64,7 +65,9 @@ class TrialPolicy:
             raise
         return ChatReply({"role": "assistant", "content": ANSWER}, await self.complete(asked), len(asked))
 
-    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
+    async def complete(
+        self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
+    ) -> Completion:
         self._calls += 1
         if self._calls > CALLS:
             raise CallLimitError("this is a trial", fix="stop here")

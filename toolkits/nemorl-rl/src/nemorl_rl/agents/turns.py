@@ -12,6 +12,7 @@ from nemorl.contracts.environment import Environment, as_step
 from nemorl.types import Prompt, Score, Step
 
 from nemorl_rl.agents.contract import EpisodePolicy
+from nemorl_rl.chat.media import ShownTokens, shown_parts
 from nemorl_rl.data.row_sizes import longest_text
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments.faults import late, score_of
@@ -42,9 +43,9 @@ class FreeTurns(Environment):
             episode = self._environment.start(prompt)
         except Exception as error:
             return score_of(error, "reset")
-        told, scores = list(prompt.token_ids), list[Score]()
+        told, media, scores = list(prompt.token_ids), list(prompt.media), list[Score]()
         for turn in range(self._max_turns):
-            completion = await policy.complete(told)
+            completion = await policy.complete(told, media)
             told += completion.token_ids
             step = await self._step(episode, self._tokenizer.decode(completion.token_ids))
             scores.append(step.score)
@@ -53,7 +54,8 @@ class FreeTurns(Environment):
             observed = None if is_last else observation(step, told, self._tokenizer, limit)
             if observed is None:
                 break
-            told += observed
+            told += observed.ids
+            media += observed.media
         return replace(total_score(scores), turn_rewards=tuple(score.reward for score in scores))
 
     async def _step(self, episode: Episode, response: str) -> Step:
@@ -69,13 +71,16 @@ class FreeTurns(Environment):
             return Step(score_of(error, "step"))
 
 
-def observation(step: Step, told: Sequence[int], tokenizer: Tokenizer, limit: int) -> Sequence[int] | None:
-    """The tokens that the environment adds to those of the episode; ``None``: it has ended, or nobody could answer."""
+def observation(step: Step, told: Sequence[int], tokenizer: Tokenizer, limit: int) -> ShownTokens | None:
+    """What the environment adds to the tokens of the episode; ``None``: it has ended, or nobody could answer."""
     if step.done or step.observation is None:
         return None
-    # What is longer leaves no room for a response, whatever else it says.
-    tokens = tokenizer.encode_observation(step.observation[: longest_text(limit)])
-    return tokens if len(told) + len(tokens) < limit else None
+    if isinstance(step.observation, str):
+        # What is longer leaves no room for a response, whatever else it says.
+        shown = ShownTokens(tuple(tokenizer.encode_observation(step.observation[: longest_text(limit)])))
+    else:
+        shown = shown_parts(step.observation, tokenizer)
+    return shown if len(told) + len(shown.ids) < limit else None
 
 
 def total_score(scores: Sequence[Score]) -> Score:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nemorl.errors import DataError, UsageError
+from nemorl.media import Media
 from nemorl.types import Completion
 
 from nemorl_rl.agents.contract import (
@@ -61,9 +62,11 @@ class WatchedPolicy:
         self.answers += 1
         return reply
 
-    async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
+    async def complete(
+        self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
+    ) -> Completion:
         with self._watching():
-            completion = await self._policy.complete(token_ids, options=options)
+            completion = await self._policy.complete(token_ids, media, options=options)
         self.answers += 1
         return completion
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nemorl_rl.agents.contract import ChatMessage
 
 if TYPE_CHECKING:
+    from nemorl_media.family import Family
+
     from nemorl_rl.data.tokenizer import Tokenizer
 
 Tools = Sequence[Mapping[str, Any]]
@@ -65,6 +67,11 @@ class ChatCodec(Protocol):
 
     A codec is asked by many threads at once. Plain messages are those of ``nemorl_rl.chat.messages``.
     """
+
+    @property
+    def family(self) -> Family | None:
+        """How the model sees or hears; ``None`` where it reads text alone."""
+        ...
 
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
         """The whole history as the model's template writes it, ending where the assistant begins to speak.

@@ -11,10 +11,12 @@ from itertools import count
 from typing import Any, Literal
 
 from nemorl.errors import DataError
+from nemorl.media import Media
 from nemorl.types import Completion
 
 from nemorl_rl.agents.contract import ChatMessage, ChatReply, ToolChoice
 from nemorl_rl.chat.codec import ChatCodec, ParsedAnswer, Spoken, Tools
+from nemorl_rl.chat.media import media_in
 from nemorl_rl.chat.messages import (
     call_ids,
     calls_key,
@@ -40,6 +42,8 @@ class ChatPrompt:
     """Of the messages."""
     realigned_tokens: int = 0
     """Sampled tokens of recognised answers that had to be written anew."""
+    media: tuple[Media, ...] = ()
+    """Images and sounds in them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,15 +114,16 @@ class Conversation:
             DataError: The history cannot be written: no text, an order that the template refuses, tools that it does
                 not show.
         """
-        plain = plain_messages(messages)
+        plain = plain_messages(messages, self._codec.family)
         if not plain:
             raise DataError("there are no messages", fix="send at least one message")
         require_tools(tools)
         known = self._recognised(plain, tools)
         ids = self._spliced(plain, tools, known)
         if ids is not None:
-            return ChatPrompt(plain, tools, ids, known.key, known.rewritten_tokens)
-        return ChatPrompt(plain, tools, self._codec.render(plain, tools), known.key, sum(known.sizes))
+            return ChatPrompt(plain, tools, ids, known.key, known.rewritten_tokens, media_in(plain))
+        ids = self._codec.render(plain, tools)
+        return ChatPrompt(plain, tools, ids, known.key, sum(known.sizes), media_in(plain))
 
     def reply(
         self, prompt: ChatPrompt, completion: Completion, tool_choice: ToolChoice = "auto", stop: Sequence[str] = ()

@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError, ForeignError, boundary
+from nemorl.media import Media, MediaKind
 
 from nemorl_rl.chat.answers import REASONING
 from nemorl_rl.chat.codec import Tools
+from nemorl_rl.chat.media import expanded, media_in
 from nemorl_rl.chat.provenance import MarkedTemplate, Segment
 from nemorl_rl.chat.rows import row_messages, text_of
 from nemorl_rl.chat.template_text import ASKED, REASONING_NAMES, SAID, TemplateText, probe_calls, probe_result
@@ -40,6 +43,8 @@ class SpokenTokens:
     ids: list[int]
     turns: list[int | None]
     """Of each token, the number of the assistant's message that it is learnt for."""
+    media: tuple[Media, ...] = ()
+    """Images and sounds in them"""
 
     def start(self, message: int) -> int:
         """Place of the first token of an assistant's message; the end where it has none."""
@@ -79,7 +84,10 @@ class RowChat:
             last = spans[len(shown) - 1]
             text += "" if self._ends_itself else self._next_tokens["tool_calls" in shown[-1]]
             last.append((last[-1][1], len(text)))
-        return self._tokens(text, spans)
+        spoken, media = self._tokens(text, spans), media_in(given)
+        parts = expanded(spoken.ids, media, self._tokenizer)
+        turns = [turn for turn, part in zip(spoken.turns, parts, strict=True) for _ in part]
+        return SpokenTokens([*chain.from_iterable(parts)], turns, media)
 
     @property
     def reasoning_names(self) -> tuple[str, ...]:
@@ -87,15 +95,30 @@ class RowChat:
         return self._text.reasoning_names
 
     def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Tools) -> list[int]:
-        """Tokens of messages, ending where the assistant begins to speak.
+        """Tokens of messages, ending where the assistant begins to speak. Items stand in them (``chat.media``).
 
         Raises:
             BackendError: The model has no chat template.
             DataError: The template refuses them or does not show the tools.
         """
-        shown = self._text.shown(row_messages(messages, self.reasoning_names))
+        given = row_messages(messages, self.reasoning_names)
+        shown = self._text.shown(given)
         self._require_tools(tools)
-        return self._tokenizer.encode_observation(self._text.rendered(shown, tools, prompt=True))
+        ids = self._tokenizer.encode_observation(self._text.rendered(shown, tools, prompt=True))
+        return [*chain.from_iterable(expanded(ids, media_in(given), self._tokenizer))]
+
+    def written(self, kind: MediaKind) -> str:
+        """The text that the template writes for an image or a sound.
+
+        Raises:
+            DataError: It shows none.
+        """
+        parts = [{"type": "text", "text": ASKED}, {"type": kind}, {"type": "text", "text": SAID}]
+        text = self._text.rendered([{"role": "user", "content": parts}], ())
+        found = text.partition(ASKED)[2].partition(SAID)[0].strip("\n")
+        if not found:
+            raise DataError(f"the model's chat template does not show {kind}s", fix="use one that does")
+        return found
 
     def _require_tools(self, tools: Tools) -> None:
         if tools and not self._text.shows_tools:

@@ -5,22 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
+from nemorl_rl.chat.media import PARTS, part_of
 from nemorl_rl.data.tokenizer import encodable
+
+if TYPE_CHECKING:
+    from nemorl_media.family import Family
 
 TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 """Types of content parts that hold text."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def plain_messages(messages: Iterable[ChatMessage]) -> tuple[dict[str, Any], ...]:
+def plain_messages(messages: Iterable[ChatMessage], family: Family | None = None) -> tuple[dict[str, Any], ...]:
     """Messages in one form: content as text, no empty fields, calls of one answer in one message, and results of tools
-    with the tool's name, which some templates write and most clients leave out.
+    with the tool's name, which some templates write and most clients leave out. Content with images or sounds is a list
+    of parts (``chat.media``), where the model is of a ``family`` that sees or hears.
 
     Raises:
         DataError: A message is none, or holds something else than text.
@@ -32,7 +37,7 @@ def plain_messages(messages: Iterable[ChatMessage]) -> tuple[dict[str, Any], ...
     found: list[dict[str, Any]] = []
     called: dict[str, str] = {}
     for number, message in enumerate(messages):
-        plain = _plain(message, number)
+        plain = _plain(message, number, family)
         called.update((call["id"], call["function"]["name"]) for call in plain.get("tool_calls", ()))
         if plain["role"] == "tool" and plain.get("tool_call_id") in called:
             plain = {"name": called[plain["tool_call_id"]], **plain}
@@ -59,7 +64,7 @@ def require_tools(tools: Tools) -> None:
 
 def message_key(message: ChatMessage) -> str:
     """Equal for the forms in which clients send the same message: reasoning and the spelling of JSON do not matter."""
-    role, content = str(message["role"]), str(message["content"])
+    role, content = str(message["role"]), str(message["content"])  # of an image or a sound it tells the digest
     if role == "assistant":
         content = content.strip()
     parts = [role, content, str(message.get("tool_call_id", "")), *map(_call_key, message.get("tool_calls", ()))]
@@ -93,13 +98,13 @@ def call_ids(message: ChatMessage) -> tuple[str, ...]:
     return tuple(str(call["id"]) for call in message.get("tool_calls", ()))
 
 
-def _plain(message: ChatMessage, number: int) -> dict[str, Any]:
+def _plain(message: ChatMessage, number: int, family: Family | None) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise DataError(f"message {number} is a {type(message).__name__}", fix='write it as {"role": …, "content": …}')
     role = message.get("role")
     if role not in ROLES:
         raise DataError(f"message {number} has the role {role!r}", fix=f"use one of {', '.join(ROLES)}")
-    plain: dict[str, Any] = {"role": role, "content": _text(message.get("content"), number)}
+    plain: dict[str, Any] = {"role": role, "content": _content(message.get("content"), number, family)}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if message.get(name):
             plain[name] = str(message[name])
@@ -110,6 +115,18 @@ def _plain(message: ChatMessage, number: int) -> dict[str, Any]:
             raise DataError(f"the tool calls of message {number} are no list", fix="write them as a list")
         plain["tool_calls"] = [_plain_call(call, number) for call in message["tool_calls"]]
     return plain
+
+
+def _content(content: Any, number: int, family: Family | None) -> str | list[dict[str, Any]]:
+    parts = content if isinstance(content, list | tuple) else ()
+    if not any(isinstance(part, Mapping) and part.get("type") in PARTS for part in parts):
+        return _text(content, number)
+    return [
+        part_of(part, family, number)
+        if isinstance(part, Mapping) and part.get("type") in PARTS
+        else {"type": "text", "text": _text([part], number)}
+        for part in parts
+    ]
 
 
 def _text(content: Any, number: int) -> str:
@@ -124,7 +141,8 @@ def _text(content: Any, number: int) -> str:
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
         if kind not in TEXT_PARTS:
             raise DataError(
-                f"message {number} holds content of type {kind!r}", fix=f"send text: one of {', '.join(TEXT_PARTS)}"
+                f"message {number} holds content of type {kind!r}",
+                fix=f"send one of {', '.join((*TEXT_PARTS, *PARTS))}",
             )
         texts.append(str(part.get("text", part.get("refusal", ""))) if isinstance(part, Mapping) else str(part))
     return encodable("\n".join(texts))

@@ -46,6 +46,10 @@ class RendererCodec:
         self._tokenizer, self._owner = tokenizer, f"the renderer {name!r}"
         self._renderer = _load(tokenizer, name)
 
+    @property
+    def family(self) -> None:
+        """The package writes text alone."""
+
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
         plain = plain_messages(messages)
         require_tools(tools)

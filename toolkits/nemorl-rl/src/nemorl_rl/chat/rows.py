@@ -7,30 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemorl.errors import DataError
+from nemorl.media import Media
 from nemorl.types import Row
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
+from nemorl_rl.chat.media import PARTS
 from nemorl_rl.chat.messages import TEXT_PARTS, require_tools
 from nemorl_rl.chat.template_text import REASONING_NAMES
 from nemorl_rl.data.tokenizer import encodable
 
 TOOLS_FIX = "give a list of functions, or rename the column if it holds something else"
-MEDIA_COLUMNS = ("image", "images", "video", "videos", "audio", "audios")
-
-
-def require_text(row: Row) -> None:
-    """
-    Raises:
-        DataError: The row holds a picture, film or sound beside its text.
-    """
-    for name in MEDIA_COLUMNS:
-        if row.get(name) not in (None, "", [], {}):
-            raise DataError(
-                f"a row has {'an' if name[0] in 'ai' else 'a'} `{name}` column that is not empty; models are trained "
-                "on text alone",
-                fix="leave such rows out, or drop the column if the text does without it",
-            )
 
 
 def tools_of(row: Row) -> Tools:
@@ -77,7 +64,9 @@ def text_of(message: ChatMessage) -> str:
     if not isinstance(content, list):
         return str(content or "")
     return "\n".join(
-        part if isinstance(part, str) else str(part.get("text") or part.get("refusal") or "") for part in content
+        part if isinstance(part, str) else str(part.get("text") or part.get("refusal") or "")
+        for part in content
+        if isinstance(part, str) or part.get("type") not in PARTS
     )
 
 
@@ -116,12 +105,15 @@ def _content(content: Any, number: int) -> str | list[dict[str, Any]]:
         raise DataError(f"the content of message {number} is {content!r:.80}", fix="give text, or a list of text parts")
     parts = []
     for part in content:
+        if isinstance(part, Mapping) and isinstance(part.get("media"), Media):
+            parts.append(dict(part))
+            continue
         kept = {"type": "text", "text": part} if isinstance(part, str) else without_none(part)
         kind = kept.get("type", "text") if isinstance(kept, Mapping) else type(part).__name__
         if kind not in TEXT_PARTS:
             raise DataError(
-                f"message {number} holds content of type {kind!r}; models are trained on text alone",
-                fix=f"leave such rows out, or give one of {', '.join(TEXT_PARTS)}",
+                f"message {number} holds content of type {kind!r}",
+                fix=f"leave such rows out, or give one of {', '.join((*TEXT_PARTS, *PARTS))}",
             )
         parts.append({"type": "text", "text": encodable(str(kept.get("text", kept.get("refusal", ""))))})
     return parts

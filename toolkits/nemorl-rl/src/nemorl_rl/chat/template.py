@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
+from nemorl.media import is_media
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.answers import AnswerFormat, call_marks, reasoning_marks
 from nemorl_rl.chat.codec import ParsedAnswer, Spoken, Tools
+from nemorl_rl.chat.media import expanded, media_in
 from nemorl_rl.chat.messages import call_ids, plain_messages, require_tools
 from nemorl_rl.chat.template_text import ASKED, SAID, TOLD, TemplateText, probe_calls
 
 if TYPE_CHECKING:
+    from nemorl_media.family import Family
+
     from nemorl_rl.data.tokenizer import Tokenizer
 
 PROMPT_TAIL_TOKENS = 32
@@ -34,11 +38,15 @@ class TemplateCodec:
         self._tokenizer = tokenizer
         self._template = TemplateText(tokenizer)
 
+    @property
+    def family(self) -> Family | None:
+        return self._tokenizer.family
+
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
-        plain = plain_messages(messages)
+        plain = plain_messages(messages, self.family)
         require_tools(tools)
         self._require_shown(plain, tools)
-        return tuple(self._tokenizer.encode_observation(self._template.text(plain, tools)))
+        return self._with_media(self._tokenizer.encode_observation(self._template.text(plain, tools)), plain)
 
     def extend(self, spoken: Spoken, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
         added = self._added(spoken.messages, messages, tools)
@@ -46,7 +54,7 @@ class TemplateCodec:
             return None
         last = spoken.answer_ids[-1] if spoken.answer_ids else None
         closing = () if last in self._end_ids else (*self._end_of_reasoning(spoken), *self._closing_ids)
-        return (*closing, *self._after(last, added))
+        return (*closing, *self._with_media(self._after(last, added), messages))
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> ParsedAnswer:
         text = self._text(self._without_end(token_ids))
@@ -57,6 +65,9 @@ class TemplateCodec:
             parsed.tool_calls,
             parsed.malformed_tool_calls,
         )
+
+    def _with_media(self, ids: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        return tuple(chain.from_iterable(expanded(ids, media_in(messages), self._tokenizer)))
 
     # Continuing an answer
 
@@ -160,7 +171,9 @@ class TemplateCodec:
 
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.inner.decode(
-            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+            [token for token in token_ids if not is_media(token)],
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
         )
         return text
 

@@ -14,6 +14,7 @@ from nemorl.errors import DataError, ForeignError
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import Tools
+from nemorl_rl.chat.media import media_in
 from nemorl_rl.data.tokenizer import Tokenizer, encodable
 
 ASKED, SAID, TOLD = "qUestion8471", "aNswer8472", "sYstem8473"
@@ -170,7 +171,7 @@ class TemplateText:
         content = shown["content"]
         if isinstance(content, str) and self._wants_parts:
             shown["content"] = [{"type": "text", "text": content}]
-        elif isinstance(content, list) and not self._takes_parts:
+        elif isinstance(content, list) and not self._takes_parts and not media_in([message]):
             shown["content"] = "\n".join(str(part["text"]) for part in content)
         return shown
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nemorl.errors import DataError
+from nemorl.media import Media
 from nemorl.plugins.slots import foreign_words
 from nemorl.types import Message, Row
 
 from nemorl_rl.chat.codec import Tools
-from nemorl_rl.chat.rows import require_text, text_of, tools_of
+from nemorl_rl.chat.media import with_media
+from nemorl_rl.chat.rows import text_of, tools_of
 from nemorl_rl.data.tokenizer import Tokenizer
 
 
@@ -27,6 +29,22 @@ class EncodedPair:
     chosen: list[int]
     """Response tokens, those that end it included; never empty."""
     rejected: list[int]
+    media: tuple[Media, ...] = ()
+    """Images and sounds in any of them."""
+
+
+class EncodedRow(NamedTuple):
+    """A demonstration as tokens."""
+
+    ids: list[int]
+    mask: list[bool]
+    """True where the token is to be learnt"""
+    media: tuple[Media, ...] = ()
+    """Images and sounds in it"""
+
+    def cut(self, limit: int) -> EncodedRow:
+        """Its first ``limit`` tokens. Of an item that is cut nothing is computed: no token after it is learnt."""
+        return EncodedRow(self.ids[:limit], self.mask[:limit], self.media)
 
 
 def encode_response(
@@ -51,7 +69,7 @@ def encode_pair(row: Row, tokenizer: Tokenizer) -> EncodedPair:
     Raises:
         DataError: the row has another shape.
     """
-    require_text(row)
+    row = with_media(row, tokenizer.family)
     prompt, replies = _preference(row)
     if isinstance(prompt, str):
         (ids, best), (_, worst) = (encode_response(prompt, _text_reply(reply), tokenizer) for reply in replies)
@@ -65,7 +83,8 @@ def encode_pair(row: Row, tokenizer: Tokenizer) -> EncodedPair:
             "are not two responses to one prompt",
             fix="leave such rows out, or use a template that does not look ahead (policy.tokenizer.chat_template)",
         )
-    return EncodedPair(chosen.ids[:start], *_filled(chosen.ids[start:], rejected.ids[start:]))
+    responses = _filled(chosen.ids[start:], rejected.ids[start:])
+    return EncodedPair(chosen.ids[:start], *responses, (*chosen.media, *rejected.media))
 
 
 def _preference(row: Row) -> tuple[str | list[Message], list[Message]]:
@@ -118,8 +137,8 @@ def _filled(chosen: list[int], rejected: list[int]) -> tuple[list[int], list[int
     return chosen, rejected
 
 
-def encode_row(row: Row, tokenizer: Tokenizer, *, only_last_turn: bool = False) -> tuple[list[int], list[bool]]:
-    """Tokens of a demonstration, and a mask of what is to be learnt from it.
+def encode_row(row: Row, tokenizer: Tokenizer, *, only_last_turn: bool = False) -> EncodedRow:
+    """A demonstration as tokens, with a mask of what is to be learnt from it.
 
     ``messages`` (chat), ``prompt`` as messages with ``response``, or both as plain text. Learnt are the assistant's
     words including the token that ends them. ``completion`` is what TRL calls a response: text, or messages, of which
@@ -128,11 +147,11 @@ def encode_row(row: Row, tokenizer: Tokenizer, *, only_last_turn: bool = False) 
     Raises:
         DataError: the row has neither shape, or holds what would be lost.
     """
-    require_text(row)
+    row = with_media(row, tokenizer.family)
     prompt, response = row.get("prompt"), row.get("response", row.get("completion"))
     if response is not None and isinstance(prompt, str) and not isinstance(response, list | tuple):
         ids, target = encode_response(prompt, str(response), tokenizer)
-        return ids + target, [False] * len(ids) + [True] * len(target)
+        return EncodedRow(ids + target, [False] * len(ids) + [True] * len(target))
     first = 0
     if isinstance(response, list | tuple):
         messages, first = _two_parts(row, prompt, response)
@@ -151,7 +170,7 @@ def encode_row(row: Row, tokenizer: Tokenizer, *, only_last_turn: bool = False) 
         raise DataError(f"{what} has no assistant turn to learn from", fix="add an assistant message to it")
     spoken = tokenizer.chat.encode(messages[: last + 1], tools_of(row))
     first = last if only_last_turn else first
-    return spoken.ids, [turn is not None and turn >= first for turn in spoken.turns]
+    return EncodedRow(spoken.ids, [turn is not None and turn >= first for turn in spoken.turns], spoken.media)
 
 
 def _two_parts(row: Row, prompt: Any, completion: Sequence[Message]) -> tuple[list[Message], int]:

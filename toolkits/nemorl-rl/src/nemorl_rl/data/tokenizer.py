@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.base.text.reading import expanded
 from nemorl.errors import BackendError, boundary
+from nemorl.media import is_media
 
 if TYPE_CHECKING:
     from nemorl.config.models import TrainingOptions
+    from nemorl_media.family import Family
     from nemorl_tensors.engines.responses import ResponseLimits
 
     from nemorl_rl.chat.learnt import RowChat
@@ -31,16 +33,20 @@ def encodable(text: str) -> str:
 class Tokenizer:
     """A Hugging Face tokenizer, reduced to what training needs."""
 
-    def __init__(self, inner: Any, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, inner: Any, template_kwargs: Mapping[str, Any] | None = None, policy: TrainingOptions | None = None
+    ) -> None:
         """
         Args:
             inner: The ``transformers`` tokenizer.
             template_kwargs: What its chat template is given besides messages.
+            policy: The model that it belongs to, which may see or hear. Unset: text alone.
         """
         self.inner = inner
         """The ``transformers`` tokenizer itself."""
         self.template_kwargs = template_kwargs or {}
         """Arguments of its chat template besides messages."""
+        self._policy = policy
 
     @classmethod
     def of(cls, policy: TrainingOptions) -> Tokenizer:
@@ -57,7 +63,7 @@ class Tokenizer:
             found.inner.chat_template = chat_template_text(settings.chat_template)
         if settings.chat_template_kwargs and found.has_chat_template:
             require_used(str(found.inner.chat_template), settings.chat_template_kwargs)
-        return cls(found.inner, settings.chat_template_kwargs)
+        return cls(found.inner, settings.chat_template_kwargs, policy)
 
     @classmethod
     def load(cls, model_name: str) -> Tokenizer:
@@ -78,6 +84,16 @@ class Tokenizer:
         return bool(self.inner.chat_template)
 
     @cached_property
+    def family(self) -> Family | None:
+        """How the model sees or hears; ``None`` where it reads text alone."""
+        if self._policy is None:
+            return None
+        from nemorl_media.slots import family_of
+        from nemorl_tensors.engines.model_config import name_or_path, read_model_config
+
+        return family_of(read_model_config(self._policy), name_or_path(self._policy), self._policy.media.processor)
+
+    @cached_property
     def stop_token_ids(self) -> frozenset[int]:
         """The end-of-sequence token of the tokenizer."""
         return frozenset({self.inner.eos_token_id} - {None})
@@ -93,8 +109,9 @@ class Tokenizer:
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Text without special tokens."""
-        text: str = self.inner.decode(list(token_ids), skip_special_tokens=True)
+        """Text without special tokens, images and sounds."""
+        words = [token for token in token_ids if not is_media(token)]
+        text: str = self.inner.decode(words, skip_special_tokens=True)
         return text
 
     def encode_prompt(

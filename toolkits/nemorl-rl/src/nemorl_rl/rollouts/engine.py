@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from nemorl.base.process.timing import Span, Timer
 from nemorl.contracts.environment import Environment
 from nemorl.errors import DataError
+from nemorl.media import Media
 from nemorl.metrics import Max, Mean, Metric, Sum
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score
 
@@ -43,12 +44,15 @@ class _Trajectory:
     """Prompt, responses and observations, one after the other."""
     calls: list[Call] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
+    media: list[Media] = field(default_factory=list)
+    """Images and sounds among them."""
     response: str = ""
     done: bool = False
 
     def extend(self, completion: Completion, response: str, span: Span) -> None:
         number, observed = len(self.calls), self.episode.span
-        self.calls.append(Call(number, tuple(self.told), completion, observed=observed, span=span))
+        media = tuple(self.media)
+        self.calls.append(Call(number, tuple(self.told), completion, observed=observed, span=span, media=media))
         self.told += completion.token_ids
         self.response = response
 
@@ -181,7 +185,9 @@ class RolloutEngine:
                     one = active[index]
                     one.scores.append(step.score)
                     observed = None if is_last else observation(step, one.told, self.tokenizer, limit)
-                    one.told += observed or ()
+                    if observed is not None:
+                        one.told += observed.ids
+                        one.media += observed.media
                     one.done = observed is None
                     group = groups[one.prompt.index]
                     if all(trajectory.done for trajectory in group):
@@ -230,7 +236,8 @@ class RolloutEngine:
                 fix="raise policy.max_sequence_tokens, or filter long prompts from the dataset",
             )
         own_seed = derive_seed(seed, prompt.index, g)
-        return _Trajectory(prompt, self.environments.start(prompt), own_seed, list(prompt.token_ids))
+        told, media = list(prompt.token_ids), list(prompt.media)
+        return _Trajectory(prompt, self.environments.start(prompt), own_seed, told, media=media)
 
     def _respond(self, active: Sequence[_Trajectory], sampling: SamplingParams, turn: int, *, goes_on: bool) -> None:
         """One response for each. Trajectories that still share their prefix form one request."""
@@ -242,7 +249,8 @@ class RolloutEngine:
             room = self.max_sequence_tokens - len(token_ids)
             limited = replace(sampling, max_new_tokens=min(sampling.max_new_tokens, room))
             seeds = tuple(derive_seed(member.seed, turn) for member in members)
-            requests.append(GenerationRequest(token_ids, limited, seeds, goes_on))
+            media = tuple(members[0].media)
+            requests.append(GenerationRequest(token_ids, limited, seeds, goes_on, media=media))
         sent_s = time.monotonic()
         answers = self.policy.generate(requests)
         completions = [completion for answer in answers for completion in answer]

@@ -9,7 +9,8 @@ from nemorl.errors import DataError
 from nemorl.plugins.slots import foreign_words
 from nemorl.types import Message, Prompt, Row
 
-from nemorl_rl.chat.rows import require_text, text_of, tools_of, without_none
+from nemorl_rl.chat.media import media_in, with_media
+from nemorl_rl.chat.rows import text_of, tools_of, without_none
 from nemorl_rl.data.tokenizer import Tokenizer
 
 
@@ -20,7 +21,7 @@ def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
     Raises:
         DataError: the row has neither, or an empty one, or holds what would be lost.
     """
-    require_text(row)
+    row = with_media(row, tokenizer.family)
     source = row.get("prompt") or row.get("messages")
     answer = row.get("answer")
     messages: tuple[Message, ...]
@@ -37,7 +38,8 @@ def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
             fix=foreign_words("column", row)
             or "give rows a `prompt` (text or messages), or map your column to it in `data:`",
         )
-    return Prompt(index, text, tuple(ids), messages, None if answer is None else str(answer), row)
+    media = () if isinstance(source, str) else media_in(source)
+    return Prompt(index, text, tuple(ids), messages, None if answer is None else str(answer), row, media)
 
 
 def to_prompts(rows: Sequence[Row], tokenizer: Tokenizer) -> list[Prompt]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from nemorl.media import Media, media_by_name
 from nemorl.types import SamplingParams
 from torch import Tensor
 
@@ -27,8 +28,8 @@ REFILL_FRAC = 0.25
 """When not all queued rows have room, those that have join once they are at least this fraction of the live ones: each
 time some join costs a forward pass of its own."""
 
-Score = Callable[[Sequence[tuple[int, ...]]], list[tuple[float, ...]]]
-"""Prompts to the log-probs of their tokens, 0.0 for the first of each."""
+Score = Callable[[Sequence[tuple[int, ...]], Mapping[int, Media]], list[tuple[float, ...]]]
+"""Prompts, with the images and sounds in them, to the log-probs of their tokens, 0.0 for the first of each."""
 
 
 class Decoder(Protocol):
@@ -37,12 +38,13 @@ class Decoder(Protocol):
     joins: bool
     """Whether rows may be admitted while others decode."""
 
-    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int, media: Mapping[int, Media]) -> Tensor:
         """Append rows that begin with ``prompts``; equal prompts are computed once.
 
         Args:
             prompts: Token ids, not empty.
             reserve_tokens: Steps to make room for, over all rows, the present ones included.
+            media: Images and sounds in the prompts, by name; none where the model reads text alone.
 
         Returns:
             [len(prompts), V] logits of the token after each prompt.
@@ -230,14 +232,14 @@ class RunningBatch:
         if self._live and self._logits is None:
             for row in self._live:
                 row.use(self._version)
-            self._logits = decoder.admit([row.so_far for row in self._live], self._reserve([]))
+            self._logits = decoder.admit([row.so_far for row in self._live], self._reserve([]), _media(self._live))
         failed = self._score_prompts([row for row in joining if row.sampling.prompt_logprobs and not row.token_ids])
         joining = [row for row in joining if row.error is None]
         if joining:
             for row in joining:
                 row.begin()
                 row.use(self._version)
-            first = decoder.admit([row.so_far for row in joining], self._reserve(joining))
+            first = decoder.admit([row.so_far for row in joining], self._reserve(joining), _media(joining))
             self._logits = first if self._logits is None else torch.cat((self._logits, first))
             drawn = [len(row.token_ids) for row in joining]
             self._sampler.add([row.sampling for row in joining], [row.seed for row in joining], drawn)
@@ -276,7 +278,7 @@ class RunningBatch:
         """Give rows the log-probs of their prompts. All of them, where that fails: a model may not support it."""
         prompts = list(dict.fromkeys(row.prompt for row in rows))
         try:
-            found = dict(zip(prompts, self._score(prompts) if prompts else [], strict=True))
+            found = dict(zip(prompts, self._score(prompts, _media(rows)) if prompts else [], strict=True))
         except Exception as error:
             for row in rows:
                 row.error = error
@@ -308,6 +310,10 @@ class RunningBatch:
         self._sampler.keep(order)
         if self._logits is not None:
             self._logits = self._logits[order] if order else None
+
+
+def _media(rows: Iterable[Response]) -> dict[int, Media]:
+    return media_by_name(item for row in rows for item in row.media)
 
 
 def _survivors(live: list[Response], leaving: Collection[Response] = ()) -> list[int]:

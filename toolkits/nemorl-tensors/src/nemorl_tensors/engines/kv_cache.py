@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
+from nemorl.media import Media
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -373,7 +374,7 @@ class CachedRows(ABC):
     def _go_on(self, ids: Tensor, recent: Recent) -> Tensor:
         """As ``kv_cache.GoOn``."""
 
-    def admit(self, prompts: Sequence[Prompt], reserve_tokens: int) -> Tensor:
+    def admit(self, prompts: Sequence[Prompt], reserve_tokens: int, media: Mapping[int, Media]) -> Tensor:
         return self._cache.admit(prompts, reserve_tokens, self._prefill, self._go_on, self._turns)
 
     def keep(self, order: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from nemorl.base.process.timing import Span, Timed
 from nemorl.errors import BackendError
+from nemorl.media import Media, is_media, media_by_name, shown_names
 from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingParams
 
 Decode = Callable[[Sequence[int]], str]
@@ -72,6 +73,7 @@ class Response:
         "goes_on",
         "limit",
         "logprobs",
+        "media",
         "prompt",
         "prompt_logprobs",
         "sampling",
@@ -91,8 +93,11 @@ class Response:
         stop_ids: frozenset[int],
         decode: Decode,
         goes_on: bool = False,
+        media: tuple[Media, ...] = (),
     ) -> None:
         self.prompt, self.sampling, self.seed = prompt, sampling, seed
+        self.media = media
+        """Images and sounds in the prompt."""
         self.goes_on = goes_on
         """Its conversation may have another turn."""
         self.limit = limit
@@ -200,6 +205,9 @@ class ResponseLimits:
     """Tokens to text, for stop strings."""
     bound: str = "policy.max_sequence_tokens"
     """The setting behind ``max_sequence_tokens``, for messages."""
+    placeholders: frozenset[int] = frozenset()
+    """Tokens that stand for images and sounds, where the model sees or hears. A response that says one has ended: there
+    is nothing to show."""
 
     def new_tokens(self, request: GenerationRequest) -> int:
         """Most tokens that a response may have."""
@@ -209,8 +217,10 @@ class ResponseLimits:
         """Refuse what cannot be.
 
         Raises:
-            BackendError: The prompt is empty, too long or not of this vocabulary, or no token is asked for.
+            BackendError: The prompt is empty, too long or not of this vocabulary, no token is asked for, or the model
+                sees nothing of what is shown.
         """
+        words = [token for token in request.token_ids if not is_media(token)] or [0]
         prompt, asked, max_tokens = request.token_ids, request.sampling.max_new_tokens, self.max_sequence_tokens
         problem, fix = None, ""
         if not prompt:
@@ -218,8 +228,12 @@ class ResponseLimits:
         elif len(prompt) >= max_tokens:
             problem = f"has a prompt of {len(prompt)} tokens; {self.bound} = {max_tokens} leaves no room"
             fix = "shorten the prompt, or raise policy.max_sequence_tokens as far as the model allows"
-        elif min(prompt) < 0 or max(prompt) >= self.vocabulary:
-            problem = f"has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {self.vocabulary - 1}"
+        elif request.media and not self.placeholders:
+            problem, fix = "shows images or sounds, and this engine's model reads text alone", "ask in text"
+        elif shown_names(prompt) - media_by_name(request.media).keys():
+            problem, fix = "has ids of images or sounds that did not come with it", "give them as its media"
+        elif min(words) < 0 or max(words) >= self.vocabulary:
+            problem = f"has token ids from {min(words)} to {max(words)}; the model knows 0 to {self.vocabulary - 1}"
             fix = "tokenize with the policy's tokenizer"
         elif asked < 1:
             problem, fix = f"asks for {asked} new tokens", "ask for at least one"
@@ -229,7 +243,7 @@ class ResponseLimits:
     def begin(self, request: GenerationRequest) -> list[Response]:
         """The empty responses to a request that can be, one per seed."""
         sampling = request.sampling
-        stop_ids = frozenset(sampling.stop_token_ids)
+        stop_ids = self.placeholders.union(sampling.stop_token_ids)
         return [
             Response(
                 request.token_ids,
@@ -239,6 +253,7 @@ class ResponseLimits:
                 stop_ids=stop_ids if sampling.ignore_eos else self.end_ids | stop_ids,
                 decode=self.decode,
                 goes_on=request.goes_on,
+                media=request.media,
             )
             for seed in request.seeds
         ]

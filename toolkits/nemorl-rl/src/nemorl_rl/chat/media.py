@@ -1,0 +1,220 @@
+"""Images and sounds in rows and messages: brought to one form, and to the ids that stand for them.
+
+In one form an item is the part ``{"type": kind, "media": Media}``, which chat templates take for their own placeholder;
+the token that they write for it is then expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from nemorl.errors import DataError
+from nemorl.media import Media, MediaKind
+
+if TYPE_CHECKING:
+    from nemorl.types import Row
+    from nemorl_media.family import Family
+
+    from nemorl_rl.data.tokenizer import Tokenizer
+
+PARTS: Mapping[str, MediaKind] = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "audio",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+"""Types of content parts that hold an item, of datasets and of the APIs that clients speak; the part's own field has
+the same name, or that of the kind."""
+COLUMNS: Mapping[str, MediaKind] = {"image": "image", "images": "image", "audio": "audio", "audios": "audio"}
+"""Columns of rows that hold one item or several."""
+UNKNOWN_COLUMNS = ("video", "videos")
+TEXT_ALONE = "use a model that sees or hears (docs/media.md), leave such rows out, or drop the column"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTokens:
+    """Token ids, and the items in them."""
+
+    ids: tuple[int, ...]
+    media: tuple[Media, ...] = ()
+
+
+def with_media(row: Row, family: Family | None) -> Row:
+    """The row with its items in one form, in the contents of its messages; as it is where it has none.
+
+    Items in columns of their own go where the messages have parts without any, in order; where there is no such part,
+    before the text of the first message of the user.
+
+    Raises:
+        DataError: An item is none or cannot be sent, or the model knows none of its kind.
+    """
+    columns = [name for name in COLUMNS if not _is_empty(row.get(name))]
+    for name in UNKNOWN_COLUMNS:
+        if not _is_empty(row.get(name)):
+            raise DataError(f"a row has a `{name}` column that is not empty", fix="give a film's frames as images")
+    turns = row.get("prompt") or row.get("messages")
+    shown = [kind for name in ("prompt", "messages", "chosen", "rejected") for kind in _types(row.get(name))]
+    if not columns and not shown:
+        return row
+    if family is None:
+        what = f"a `{columns[0]}` column that is not empty" if columns else f"content of type {shown[0]!r}"
+        raise DataError(f"a row has {what}, and the model reads text alone", fix=TEXT_ALONE)
+    waiting = {kind: [] for kind in ("image", "audio")}  # type: dict[str, list[Media]]
+    for name in columns:
+        given = row[name] if isinstance(row[name], list | tuple) else [row[name]]
+        waiting[COLUMNS[name]] += [_settled(item, COLUMNS[name], family) for item in given]
+    kept = {name: value for name, value in row.items() if name not in COLUMNS}
+    if isinstance(turns, str):
+        turns = [{"role": "user", "content": turns}]
+    name = "prompt" if row.get("prompt") else "messages"
+    kept[name] = _filled(_in_one_form(turns or (), family), waiting)
+    for reply in ("chosen", "rejected"):
+        if _types(row.get(reply)):
+            kept[reply] = _in_one_form(row[reply], family)
+    return kept
+
+
+def media_in(messages: Iterable[Any]) -> tuple[Media, ...]:
+    """Items of messages in one form, in their order.
+
+    Example:
+        >>> media_in([{"role": "user", "content": [{"type": "image", "media": Media("image", b"...")}]}])
+        (Media(image, 3 bytes, ...),)
+    """
+    return tuple(part["media"] for part in _parts(messages) if isinstance(part.get("media"), Media))
+
+
+def part_of(part: Mapping[str, Any], family: Family | None, number: int) -> dict[str, Any]:
+    """A part of message ``number`` that holds an item, in one form.
+
+    Raises:
+        DataError: It holds none, it cannot be read, or the model reads text alone.
+    """
+    kind = PARTS[part["type"]]
+    if family is None:
+        raise DataError(
+            f"message {number} holds content of type {part['type']!r}, and the model reads text alone",
+            fix="use a model that sees or hears (docs/media.md), or send text",
+        )
+    if isinstance(part.get("media"), Media):
+        return dict(part)
+    given = next((part[name] for name in (part["type"], kind, "url", "data") if not _is_empty(part.get(name))), None)
+    if given is None:
+        return {"type": kind}  # a place, for what a column of the row has
+    return {"type": kind, "media": _settled(given, kind, family)}
+
+
+def expanded(ids: Sequence[int], media: Sequence[Media], tokenizer: Tokenizer) -> list[list[int]]:
+    """Of each token as the template wrote it those that stand for it: of an item's placeholder the item's own.
+
+    Raises:
+        DataError: There are more placeholders than items, or fewer.
+    """
+    family = tokenizer.family
+    if family is None or not media:
+        return [[token] for token in ids]
+    kinds = {token: kind for kind, token in family.placeholders.items()}
+    left, found = list(media), []
+    for token in ids:
+        if token not in kinds:
+            found.append([token])
+        elif left and left[0].kind == kinds[token]:
+            found.append(family.expanded(family.item(left.pop(0)), tokenizer.encode_observation))
+        else:
+            raise DataError(
+                "a text holds more placeholders of images or sounds than there are items",
+                fix="take the model's own placeholder tokens out of the text",
+            )
+    if left:
+        raise DataError(
+            f"the model's chat template shows {len(media) - len(left)} of {len(media)} images or sounds",
+            fix="put them into messages of the user, or set policy.tokenizer.chat_template to one that shows them",
+        )
+    return found
+
+
+def shown_parts(parts: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> ShownTokens:
+    """An observation in parts as tokens: text as it is, items as the chat template writes them.
+
+    Raises:
+        DataError: The model reads text alone, or its template does not show such items.
+    """
+    [message] = _in_one_form([{"content": list(parts)}], tokenizer.family)
+    ids: list[int] = []
+    for part in message["content"]:
+        text = part["text"] if part["type"] == "text" else tokenizer.chat.written(part["type"])
+        mine = tokenizer.encode_observation(text)
+        ids += chain.from_iterable(expanded(mine, media_in([{"content": [part]}]), tokenizer))
+    return ShownTokens(tuple(ids), media_in([message]))
+
+
+def _settled(given: Any, kind: MediaKind, family: Family) -> Media:
+    from nemorl_media.decoding import media_of_image, media_of_sound
+
+    if isinstance(given, Media):
+        return family.named(given)
+    if isinstance(given, Mapping) and isinstance(given.get("url"), str):  # {"image_url": {"url": …}}
+        given = given["url"]
+    return family.named(media_of_image(given) if kind == "image" else media_of_sound(given))
+
+
+def _in_one_form(messages: Any, family: Family | None) -> list[Any]:
+    return [
+        {**message, "content": [_one_form(part, family, number) for part in message["content"]]}
+        if isinstance(message, Mapping) and isinstance(message.get("content"), list | tuple)
+        else message
+        for number, message in enumerate(messages)
+    ]
+
+
+def _one_form(part: Any, family: Family | None, number: int) -> Any:
+    return part_of(part, family, number) if isinstance(part, Mapping) and part.get("type") in PARTS else part
+
+
+def _filled(messages: Sequence[Any], waiting: Mapping[str, list[Media]]) -> list[Any]:
+    """Items of columns in their places."""
+    places = [part for part in _parts(messages) if part.get("type") in waiting and "media" not in part]
+    if not places:
+        return _before_the_text(messages, [item for items in waiting.values() for item in items])
+    for part in places:
+        if not waiting[part["type"]]:
+            raise DataError(
+                f"messages have more places for {part['type']}s than the row has",
+                fix="give one item for each part, in its own field or in a column",
+            )
+        part["media"] = waiting[part["type"]].pop(0)
+    if any(waiting.values()):
+        raise DataError("a row has more images or sounds than its messages have places", fix="give one part for each")
+    return list(messages)
+
+
+def _before_the_text(messages: Sequence[Any], items: Sequence[Media]) -> list[Any]:
+    found = list(messages)
+    for number, message in enumerate(found):
+        if items and isinstance(message, Mapping) and message.get("role") == "user":
+            content = message["content"]
+            said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
+            found[number] = {**message, "content": [*({"type": one.kind, "media": one} for one in items), *said]}
+            break
+    return found
+
+
+def _parts(messages: Any) -> Iterator[dict[str, Any]]:
+    for message in messages if isinstance(messages, list | tuple) else ():
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if isinstance(content, list | tuple):
+            yield from (part for part in content if isinstance(part, Mapping))  # type: ignore[misc]
+
+
+def _types(messages: Any) -> list[str]:
+    """Of the parts that hold an item."""
+    return [str(part["type"]) for part in _parts(messages) if part.get("type") in PARTS]
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | list | tuple | Mapping) and not value)
