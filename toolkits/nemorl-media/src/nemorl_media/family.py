@@ -36,7 +36,9 @@ class Item:
     tensors: Mapping[str, Tensor]
     """What the encoder takes, by the names of the model's forward pass; the first dimension may be stacked"""
     grid: tuple[int, int, int]
-    """Its tokens: frames, rows, columns"""
+    """Its tokens: frames (or tiles), rows, columns"""
+    tiling: tuple[int, int] = (0, 0)
+    """Rows and columns of tiles, where an image is cut into tiles"""
 
     @property
     def tokens(self) -> int:
@@ -65,6 +67,8 @@ class Family(ABC):
     """Parts of the model (names of modules below its base model) that see or hear"""
     connectors: ClassVar[Sequence[str]] = ()
     """Parts that bring what they see to the decoder's size, outside of the towers or within them"""
+    is_causal: ClassVar[bool] = True
+    """No token of an item attends to those after it"""
 
     def __init__(self, config: Any, model_name: str, settings: Mapping[str, Any]) -> None:
         """
@@ -97,14 +101,20 @@ class Family(ABC):
             items: At least one, on the model's device.
         """
 
-    def expanded(self, item: Item, encode: Encode) -> list[int]:
-        """The ids that stand for an item where the template wrote its placeholder."""
-        return list(item.media.token_ids(item.tokens))
+    @property
+    def stand_ins(self) -> Mapping[MediaKind, int]:
+        """The token that the model's own forward pass takes for each token of an item."""
+        return self.placeholders
 
-    def arguments(self, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
+    def pieces(self, item: Item) -> Sequence[str | range]:
+        """What stands for an item where the template wrote its placeholder: text, and the ids of the item."""
+        return (item.media.token_ids(item.tokens),)
+
+    def arguments(self, model: nn.Module, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
         """What the decoder is given besides embeddings: positions, by default those of the rows.
 
         Args:
+            model: The whole model.
             rows: With the ids of items.
             items: Those in them, by name.
         """
@@ -115,6 +125,11 @@ class Family(ABC):
         raise NotImplementedError("a family whose encoder has such features says how its decoder takes them")
 
     # What all families share
+
+    def expanded(self, item: Item, encode: Encode) -> list[int]:
+        """The ids of an item's pieces, by themselves; within a text: ``expansion.expanded_prompt``."""
+        pieces = self.pieces(item)
+        return [token for piece in pieces for token in (encode(piece) if isinstance(piece, str) else piece)]
 
     def named(self, media: Media) -> Media:
         """The item with the digest of what this model is shown of it: data and settings."""

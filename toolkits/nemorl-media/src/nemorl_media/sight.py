@@ -28,7 +28,7 @@ class Sight:
         """Arguments of the decoder's forward pass. Each item is encoded once, wherever and however often it stands."""
         names = sorted(rows.media)
         items = {name: self._on_device(self.family.item(rows.media[name])) for name in names}
-        extra = self.family.arguments(rows, items)
+        extra = self.family.arguments(self.model, rows, items)
         ids = rows.input_ids
         if not items:
             return {"input_ids": ids, **extra}

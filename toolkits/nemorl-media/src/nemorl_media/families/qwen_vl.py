@@ -45,7 +45,7 @@ class Qwen25VL(Family):
     def _seen(self, found: Any) -> Seen:
         return Seen(found.pooler_output)
 
-    def arguments(self, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
+    def arguments(self, model: nn.Module, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
         if not items and rows.position_ids is None:
             return {}
         positions_3RW = positions_in_3d(rows, {name: item.grid for name, item in items.items()})
