@@ -38,7 +38,7 @@ def media_of_url(url: str) -> Media:
     if found is None:
         raise DataError(f"{url[:60]!r} is no data URL, and nothing is fetched from elsewhere", fix=SENT_AS)
     encoded = url[found.end() :]
-    _require_size(len(encoded) * 3 // 4)
+    require_size(len(encoded) * 3 // 4)
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -65,7 +65,7 @@ def media_of_image(image: Any) -> Media:
     if isinstance(image, str):
         return media_of_url(image)
     if isinstance(image, bytes | bytearray | memoryview):
-        _require_size(len(image))
+        require_size(len(image))
         return Media("image", bytes(image))
     if isinstance(image, Image.Image):
         file = io.BytesIO()
@@ -101,6 +101,7 @@ def pixels(item: Media) -> Image:
         raise DataError(f"{item} cannot be decoded: {error}", fix="leave it out, or save it anew") from error
 
 
-def _require_size(size: int) -> None:
+def require_size(size: int) -> None:
+    """Refuse a file of more than ``MAX_BYTES``."""
     if size > MAX_BYTES:
         raise DataError(f"a file of {size / 2**20:.0f} MiB, more than {MAX_BYTES >> 20}", fix="scale it down")

@@ -147,9 +147,11 @@ class Family(ABC):
             if media.kind not in self.placeholders:
                 known = " and ".join(self.placeholders)
                 raise DataError(f"the model takes {known}, not {media.kind}", fix="leave such rows out")
-            with boundary(f"processing {media}", passing=(DataError,)):
+            with boundary(f"processing {media}", passing=(DataError, BackendError)):
                 found = self.process(media)
-            if not 0 < found.tokens <= MAX_TOKENS:
+            if not found.tokens:
+                raise DataError(f"{media} is too small or too short for a token", fix="leave it out")
+            if found.tokens > MAX_TOKENS:
                 raise DataError(
                     f"{media} makes {found.tokens} tokens, at most {MAX_TOKENS} are possible",
                     fix="lower the size in policy.media.processor, e.g. max_pixels",
@@ -204,12 +206,27 @@ def image_processor(model_name: str, settings: Mapping[str, Any]) -> Any:
     """
     from transformers import AutoImageProcessor
 
-    with boundary(f"the image processor of {model_name!r}"):
-        found: Any = AutoImageProcessor.from_pretrained(model_name, **settings)  # type: ignore[no-untyped-call]
+    return _configured(AutoImageProcessor, model_name, settings)
+
+
+def feature_extractor(model_name: str, settings: Mapping[str, Any]) -> Any:
+    """transformers' extractor of a model that hears.
+
+    Raises:
+        BackendError: The model has none, or it knows none of these settings.
+    """
+    from transformers import AutoFeatureExtractor
+
+    return _configured(AutoFeatureExtractor, model_name, settings)
+
+
+def _configured(kind: Any, model_name: str, settings: Mapping[str, Any]) -> Any:
+    with boundary(f"the processor of {model_name!r}"):
+        found = kind.from_pretrained(model_name, **settings)
     unknown = [name for name in settings if not hasattr(found, name)]
     if unknown:
         raise BackendError(
-            f"the image processor {type(found).__name__} has no setting {', '.join(unknown)}",
+            f"the processor {type(found).__name__} has no setting {', '.join(unknown)}",
             fix="see preprocessor_config.json of the model for those of policy.media.processor",
         )
     return found

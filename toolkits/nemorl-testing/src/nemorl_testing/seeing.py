@@ -9,6 +9,7 @@ import atexit
 import io
 import shutil
 import tempfile
+import wave
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -74,6 +75,20 @@ def drawing(seed: int, width: int = 90, height: int = 60) -> Media:
     file = io.BytesIO()
     image.save(file, "PNG")
     return Media("image", file.getvalue())
+
+
+def tune(seed: int, seconds: float = 0.5, rate: int = 16_000) -> Media:
+    """A sound of some tones one after the other, as a WAV file."""
+    generator = numpy.random.default_rng(seed)
+    times = numpy.arange(int(seconds * rate)) / rate
+    pitches = generator.uniform(100, 3000, 8)[(times * 8 / max(seconds, 1e-6)).astype(int)]
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(rate)
+        writer.writeframes((numpy.sin(2 * numpy.pi * pitches * times) * 12_000).astype("<i2").tobytes())
+    return Media("audio", file.getvalue())
 
 
 def byte_tokenizer(specials: Sequence[str], template: str, **named: str) -> Any:
@@ -252,12 +267,33 @@ def _gemma3() -> tuple[Any, Any, Any]:
     return model(config), tokenizer, processor
 
 
+def _qwen2_audio() -> tuple[Any, Any, Any]:
+    """Sounds of up to four seconds, for the sake of time."""
+    import transformers
+
+    names = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    tokenizer = byte_tokenizer(names, chat_template(audio="<|audio_bos|><|AUDIO|><|audio_eos|>"))
+    audio = {
+        "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "num_mel_bins": 16,
+        "max_source_positions": 200,
+    }  # fmt: skip
+    config = transformers.Qwen2AudioConfig(
+        audio_config=audio,
+        text_config=_decoder(tokenizer, model_type="qwen2"),
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    extractor: Any = transformers.WhisperFeatureExtractor
+    model: Any = transformers.Qwen2AudioForConditionalGeneration
+    return model(config), tokenizer, extractor(feature_size=16, chunk_length=4, sampling_rate=16000)
+
+
 FAMILIES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "qwen2_5_vl": _qwen25_vl,
     "qwen3_vl": _qwen3_vl,
     "idefics3": partial(_tiled, "Idefics3"),
     "llava": _llava,
     "gemma3": _gemma3,
+    "qwen2_audio": _qwen2_audio,
     "smolvlm": partial(_tiled, "SmolVLM"),
 }
 """Model, tokenizer and processor by transformers' ``model_type``."""

@@ -71,11 +71,11 @@ class Gemma3(Family):
             )
         from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
 
-        config: Any = model.config
+        whole: Any = model
         masks = create_masks_for_vision_model(
-            config=config.get_text_config(),
+            config=whole.config.get_text_config(),
             # Of these it reads shape, precision and device.
-            inputs_embeds=torch.empty((*rows.input_ids.shape, 0), dtype=model.dtype, device=rows.input_ids.device),  # type: ignore[arg-type]
+            inputs_embeds=torch.empty((*rows.input_ids.shape, 0), dtype=whole.dtype, device=rows.input_ids.device),
             attention_mask=None,
             past_key_values=None,
             position_ids=rows.position_ids,

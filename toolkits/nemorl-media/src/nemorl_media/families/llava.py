@@ -41,7 +41,8 @@ class Llava(Family):
 
     def _other_tokens(self) -> int:
         """Tokens of an image beyond those of its patches; -1 where a patch is taken for the tower's class."""
-        tower, is_cut = self.config.vision_config.model_type, self.config.vision_feature_select_strategy == "default"
+        tower: str = self.config.vision_config.model_type
+        is_cut: bool = self.config.vision_feature_select_strategy == "default"
         if tower not in CLASS_TOKENS:
             raise BackendError(
                 f"how many tokens the tower {tower} of a LLaVA model makes of an image is not known",
