@@ -45,7 +45,10 @@ class SeeingDecoder(HFDecoder):
         rows = Rows(ids, positions, torch.empty(0), torch.empty(0), torch.empty(0))
         options: dict[str, Any] = self._sight.embedded(ids, self._items)
         options["position_ids"] = self._sight.family.positions(rows, self._items)
-        if self._mask is not None:
+        family, model = self._sight.family, self._sight.model
+        if ids.shape[1] > 1:
+            options["attention_mask"] = family.attention(model, ids, self._mask)
+        elif self._mask is not None:
             options["attention_mask"] = self._mask.long()
         output = self._scorer.decoder(use_cache=True, past_key_values=self._cache, **options)
         self._cache = output.past_key_values

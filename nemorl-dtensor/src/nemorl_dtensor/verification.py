@@ -71,7 +71,11 @@ def verified_layout(
         verify(model, parts, scorer.score, width_multiple=multiple, packed=packed)
     # 2. Layout.
     may_share = config.layout == "shared" or (config.layout == "auto" and not packed)
-    obstacle = share_prefixes(model, scorer.decoder, scorer.states, width_multiple=multiple) if may_share else ""
+    obstacle = ""
+    if may_share and isinstance(parts, Scorer) and parts.sight is not None and not parts.sight.family.is_causal:
+        obstacle = f"{type(model).__name__} attends to the tokens of an item in both directions"
+    elif may_share:
+        obstacle = share_prefixes(model, scorer.decoder, scorer.states, width_multiple=multiple)
     if isinstance(scorer, ShardedScorer):
         reshard(model)
     if config.layout == "shared" and obstacle:

@@ -6,7 +6,8 @@ import base64
 import binascii
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
@@ -19,6 +20,9 @@ MAX_BYTES = 32 * 2**20
 """Of one file."""
 MAX_PIXELS = 64 * 10**6
 """Of one image, decoded: 192 MB."""
+MAX_RATIO = 200
+"""Longer side of an image by the shorter. Qwen-VL's processors take no longer ones, and others, which scale the shorter
+side to a size, would make them huge."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,", re.ASCII)
 SENT_AS = "send a data URL (data:image/png;base64,…), or the file's bytes"
@@ -38,7 +42,7 @@ def media_of_url(url: str) -> Media:
     if found is None:
         raise DataError(f"{url[:60]!r} is no data URL, and nothing is fetched from elsewhere", fix=SENT_AS)
     encoded = url[found.end() :]
-    _require_size(len(encoded) * 3 // 4)
+    require_size(len(encoded) * 3 // 4)
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
@@ -65,40 +69,18 @@ def media_of_image(image: Any) -> Media:
     if isinstance(image, str):
         return media_of_url(image)
     if isinstance(image, bytes | bytearray | memoryview):
-        _require_size(len(image))
+        require_size(len(image))
         return Media("image", bytes(image))
     if isinstance(image, Image.Image):
         file = io.BytesIO()
-        image.save(file, "PNG")
+        with _decoding(f"an image of {image.width} x {image.height} pixels"):
+            _as_shown(image).save(file, "PNG")
         return Media("image", file.getvalue())
     raise DataError(f"an image is a {type(image).__name__}", fix=SENT_AS)
 
 
-def media_of_sound(sound: Any) -> Media:
-    """The item of a sound as datasets have them.
-
-    Args:
-        sound: The bytes of a file, a data URL, or ``{"bytes": …}`` as the hub's datasets store it.
-
-    Raises:
-        DataError: It is none of these, or too large.
-
-    Example:
-        >>> media_of_sound(b"RIFF....WAVE").kind
-        'audio'
-    """
-    if isinstance(sound, Mapping) and isinstance(sound.get("bytes"), bytes):
-        sound = sound["bytes"]
-    if isinstance(sound, str):
-        return media_of_url(sound)
-    if isinstance(sound, bytes | bytearray | memoryview):
-        _require_size(len(sound))
-        return Media("audio", bytes(sound))
-    raise DataError(f"a sound is a {type(sound).__name__}", fix="send a data URL (data:audio/wav;base64,…), or bytes")
-
-
 def pixels(item: Media) -> Image:
-    """The image in RGB, upright.
+    """The image in RGB as a viewer shows it: upright, on white where it is transparent, an animation at its start.
 
     Raises:
         DataError: It is damaged, of a format that is not taken, or has too many pixels.
@@ -108,22 +90,54 @@ def pixels(item: Media) -> Image:
         >>> pixels(media_of_image(Image.new("L", (3, 2)))).size
         (3, 2)
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image
 
-    try:
-        with Image.open(io.BytesIO(item.data), formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise DataError(
-                    f"an image has {image.width} x {image.height} pixels, more than {MAX_PIXELS / 1e6:.0f} million",
-                    fix="scale it down",
-                )
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except UnidentifiedImageError as error:
-        raise DataError(f"{item} is no image that can be read", fix=f"use one of {', '.join(FORMATS)}") from error
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise DataError(f"{item} cannot be decoded: {error}", fix="leave it out, or save it anew") from error
+    with _decoding(str(item)), Image.open(io.BytesIO(item.data), formats=FORMATS) as image:
+        return _as_shown(image)
 
 
-def _require_size(size: int) -> None:
+def require_size(size: int) -> None:
+    """Refuse a file of more than ``MAX_BYTES``."""
     if size > MAX_BYTES:
         raise DataError(f"a file of {size / 2**20:.0f} MiB, more than {MAX_BYTES >> 20}", fix="scale it down")
+
+
+@contextmanager
+def _decoding(what: str) -> Iterator[None]:
+    """Whatever a decoder raises of a file is an error of the data: damaged ones meet every corner of its code."""
+    from PIL import UnidentifiedImageError
+
+    try:
+        yield
+    except DataError:
+        raise
+    except UnidentifiedImageError as error:
+        raise DataError(f"{what} is no image that can be read", fix=f"use one of {', '.join(FORMATS)}") from error
+    except Exception as error:
+        raise DataError(f"{what} cannot be decoded: {error}", fix="leave it out, or save it anew") from error
+
+
+def _as_shown(image: Image) -> Image:
+    """[width, height] in RGB."""
+    from PIL import Image, ImageOps
+
+    long, short = max(image.size), min(image.size)
+    if image.width * image.height > MAX_PIXELS:
+        raise DataError(
+            f"an image has {image.width} x {image.height} pixels, more than {MAX_PIXELS / 1e6:.0f} million",
+            fix="scale it down",
+        )
+    if not short or long / short > MAX_RATIO:
+        raise DataError(
+            f"an image of {image.width} x {image.height} pixels is empty or longer than {MAX_RATIO} times its width",
+            fix="cut it into several images",
+        )
+    if image.mode.startswith("I;16"):
+        image = image.point(lambda value: value / 256, "L")  # plain conversion takes all above 255 for white
+    elif image.mode in ("I", "F"):
+        raise DataError("an image has numbers whose white is not known", fix="save it with 8 or 16 bits per channel")
+    upright = ImageOps.exif_transpose(image)
+    if not upright.has_transparency_data:
+        return upright.convert("RGB")
+    layer = upright.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", layer.size, "white"), layer).convert("RGB")

@@ -35,7 +35,9 @@ class Item:
     tensors: Mapping[str, Tensor]
     """What the encoder takes, by the names of the model's forward pass; the first dimension may be stacked"""
     grid: tuple[int, int, int]
-    """Its tokens: frames, rows, columns"""
+    """Its tokens: frames (or tiles), rows, columns"""
+    tiling: tuple[int, int] = (0, 0)
+    """Rows and columns of tiles, where an image is cut into tiles"""
 
     @property
     def tokens(self) -> int:
@@ -64,6 +66,8 @@ class Family(ABC):
     """Parts of the model (names of modules below its base model) that see or hear"""
     connectors: ClassVar[Sequence[str]] = ()
     """Parts that bring what they see to the decoder's size, outside of the towers or within them"""
+    is_causal: ClassVar[bool] = True
+    """No token of an item attends to those after it"""
 
     def __init__(self, config: Any, model_name: str, settings: Mapping[str, Any]) -> None:
         """
@@ -96,14 +100,20 @@ class Family(ABC):
             items: At least one, on the model's device.
         """
 
-    def expanded(self, item: Item, encode: Encode) -> list[int]:
-        """The ids that stand for an item where the template wrote its placeholder."""
-        return list(item.media.token_ids(item.tokens))
+    @property
+    def stand_ins(self) -> Mapping[MediaKind, int]:
+        """The token that the model's own forward pass takes for each token of an item."""
+        return self.placeholders
 
-    def arguments(self, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
+    def pieces(self, item: Item) -> Sequence[str | range]:
+        """What stands for an item where the template wrote its placeholder: text, and the ids of the item."""
+        return (item.media.token_ids(item.tokens),)
+
+    def arguments(self, model: nn.Module, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
         """What the decoder is given besides embeddings: positions, by default those of the rows.
 
         Args:
+            model: The whole model.
             rows: With the ids of items.
             items: Those in them, by name.
         """
@@ -114,6 +124,16 @@ class Family(ABC):
         assert rows.position_ids is not None, "rows that are decoded say them"
         return rows.position_ids
 
+    def attention(self, model: nn.Module, ids_UP: Tensor, is_real_UP: Tensor | None) -> Any:
+        """What the decoder is told of the attention within prompts that are padded on the left.
+
+        Args:
+            model: The whole model.
+            ids_UP: With the ids of items.
+            is_real_UP: False on padding; ``None`` where there is none.
+        """
+        return None if is_real_UP is None else is_real_UP.long()
+
     def width(self, item: Item) -> int:
         """Positions that an item takes up."""
         return item.tokens
@@ -123,6 +143,11 @@ class Family(ABC):
         raise NotImplementedError("a family whose encoder has such features says how its decoder takes them")
 
     # What all families share
+
+    def expanded(self, item: Item, encode: Encode) -> list[int]:
+        """The ids of an item's pieces, by themselves; within a text: ``expansion.expanded_prompt``."""
+        pieces = self.pieces(item)
+        return [token for piece in pieces for token in (encode(piece) if isinstance(piece, str) else piece)]
 
     def named(self, media: Media) -> Media:
         """The item with the digest of what this model is shown of it: data and settings."""
@@ -140,9 +165,11 @@ class Family(ABC):
             if media.kind not in self.placeholders:
                 known = " and ".join(self.placeholders)
                 raise DataError(f"the model takes {known}, not {media.kind}", fix="leave such rows out")
-            with boundary(f"processing {media}", passing=(DataError,)):
+            with boundary(f"processing {media}", passing=(DataError, BackendError)):
                 found = self.process(media)
-            if not 0 < found.tokens <= MAX_TOKENS:
+            if not found.tokens:
+                raise DataError(f"{media} is too small or too short for a token", fix="leave it out")
+            if found.tokens > MAX_TOKENS:
                 raise DataError(
                     f"{media} makes {found.tokens} tokens, at most {MAX_TOKENS} are possible",
                     fix="lower the size in policy.media.processor, e.g. max_pixels",
@@ -178,12 +205,27 @@ def image_processor(model_name: str, settings: Mapping[str, Any]) -> Any:
     """
     from transformers import AutoImageProcessor
 
-    with boundary(f"the image processor of {model_name!r}"):
-        found: Any = AutoImageProcessor.from_pretrained(model_name, **settings)  # type: ignore[no-untyped-call]
+    return _configured(AutoImageProcessor, model_name, settings)
+
+
+def feature_extractor(model_name: str, settings: Mapping[str, Any]) -> Any:
+    """transformers' extractor of a model that hears.
+
+    Raises:
+        BackendError: The model has none, or it knows none of these settings.
+    """
+    from transformers import AutoFeatureExtractor
+
+    return _configured(AutoFeatureExtractor, model_name, settings)
+
+
+def _configured(kind: Any, model_name: str, settings: Mapping[str, Any]) -> Any:
+    with boundary(f"the processor of {model_name!r}"):
+        found = kind.from_pretrained(model_name, **settings)
     unknown = [name for name in settings if not hasattr(found, name)]
     if unknown:
         raise BackendError(
-            f"the image processor {type(found).__name__} has no setting {', '.join(unknown)}",
+            f"the processor {type(found).__name__} has no setting {', '.join(unknown)}",
             fix="see preprocessor_config.json of the model for those of policy.media.processor",
         )
     return found

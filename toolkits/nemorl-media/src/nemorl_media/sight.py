@@ -28,7 +28,7 @@ class Sight:
     def inputs(self, rows: Rows) -> dict[str, Any]:
         """Arguments of the decoder's forward pass. Each item is encoded once, wherever and however often it stands."""
         items = self.items(rows.media)
-        return {**self.embedded(rows.input_ids, items), **self.family.arguments(rows, items)}
+        return {**self.embedded(rows.input_ids, items), **self.family.arguments(self.model, rows, items)}
 
     def items(self, media: Mapping[int, Media]) -> dict[int, Item]:
         """These items processed, on the model's device, in the order of their names."""

@@ -9,8 +9,9 @@ import atexit
 import io
 import shutil
 import tempfile
+import wave
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,20 @@ def drawing(seed: int, width: int = 90, height: int = 60) -> Media:
     file = io.BytesIO()
     image.save(file, "PNG")
     return Media("image", file.getvalue())
+
+
+def tune(seed: int, seconds: float = 0.5, rate: int = 16_000) -> Media:
+    """A sound of some tones one after the other, as a WAV file."""
+    generator = numpy.random.default_rng(seed)
+    times = numpy.arange(int(seconds * rate)) / rate
+    pitches = generator.uniform(100, 3000, 8)[(times * 8 / max(seconds, 1e-6)).astype(int)]
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(rate)
+        writer.writeframes((numpy.sin(2 * numpy.pi * pitches * times) * 12_000).astype("<i2").tobytes())
+    return Media("audio", file.getvalue())
 
 
 def byte_tokenizer(specials: Sequence[str], template: str, **named: str) -> Any:
@@ -183,5 +198,102 @@ def _qwen_images(**settings: Any) -> Any:
     return Qwen2VLImageProcessorPil(**settings)
 
 
-FAMILIES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {"qwen2_5_vl": _qwen25_vl, "qwen3_vl": _qwen3_vl}
+def _tiled(kind: str) -> tuple[Any, Any, Any]:
+    """Idefics3 or SmolVLM: tiles of 64 pixels, four tokens each; images are two tiles wide or high."""
+    import importlib
+
+    import transformers
+
+    grid = [f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)]
+    names = ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *grid)
+    tokenizer = byte_tokenizer(names, chat_template("<image>"))
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=_decoder(tokenizer, model_type="llama"),
+        vision_config={**VISION, "image_size": 64, "patch_size": 16},
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+    )
+    module = importlib.import_module(f"transformers.models.{kind.lower()}.image_processing_pil_{kind.lower()}")
+    processor = getattr(module, f"{kind}ImageProcessorPil")(
+        size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
+    )
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config), tokenizer, processor
+
+
+def _llava() -> tuple[Any, Any, Any]:
+    import transformers
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    tokenizer = byte_tokenizer(("<image>",), chat_template("<image>"), image_token="<image>")
+    config = transformers.LlavaConfig(
+        text_config=_decoder(tokenizer, model_type="llama"),
+        vision_config={
+            **VISION, "model_type": "clip_vision_model", "image_size": 56, "patch_size": 14, "projection_dim": 32,
+        },
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=-1,
+    )  # fmt: skip
+    processor = CLIPImageProcessorPil(size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56})
+    model: Any = transformers.LlavaForConditionalGeneration
+    return model(config), tokenizer, processor
+
+
+def _gemma3() -> tuple[Any, Any, Any]:
+    import transformers
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    names = ("<start_of_image>", "<end_of_image>", "<image_soft_token>")
+    tokenizer = byte_tokenizer(
+        names,
+        chat_template("<start_of_image>"),
+        **dict(zip(("boi_token", "eoi_token", "image_token"), names, strict=True)),
+    )
+    tokenizer.add_tokens(["\n" * count for count in range(1, 5)])  # runs of line ends are tokens, as in Gemma's own
+    start, end, image = (tokenizer.convert_tokens_to_ids(name) for name in names)
+    layers = ["sliding_attention", "full_attention"]
+    config = transformers.Gemma3Config(
+        text_config=_decoder(tokenizer, head_dim=32, sliding_window=16, layer_types=layers, tie_word_embeddings=True),
+        vision_config={**VISION, "image_size": 64, "patch_size": 16, "vision_use_head": False},
+        mm_tokens_per_image=4,
+        image_token_index=image,
+        boi_token_index=start,
+        eoi_token_index=end,
+        tie_word_embeddings=True,
+    )
+    processor = Gemma3ImageProcessorPil(size={"height": 64, "width": 64})
+    model: Any = transformers.Gemma3ForConditionalGeneration
+    return model(config), tokenizer, processor
+
+
+def _qwen2_audio() -> tuple[Any, Any, Any]:
+    """Sounds of up to four seconds, for the sake of time."""
+    import transformers
+
+    names = ("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    tokenizer = byte_tokenizer(names, chat_template(audio="<|audio_bos|><|AUDIO|><|audio_eos|>"))
+    audio = {
+        "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "num_mel_bins": 16,
+        "max_source_positions": 200,
+    }  # fmt: skip
+    config = transformers.Qwen2AudioConfig(
+        audio_config=audio,
+        text_config=_decoder(tokenizer, model_type="qwen2"),
+        audio_token_index=tokenizer.convert_tokens_to_ids("<|AUDIO|>"),
+    )
+    extractor: Any = transformers.WhisperFeatureExtractor
+    model: Any = transformers.Qwen2AudioForConditionalGeneration
+    return model(config), tokenizer, extractor(feature_size=16, chunk_length=4, sampling_rate=16000)
+
+
+FAMILIES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
+    "qwen2_5_vl": _qwen25_vl,
+    "qwen3_vl": _qwen3_vl,
+    "idefics3": partial(_tiled, "Idefics3"),
+    "llava": _llava,
+    "gemma3": _gemma3,
+    "qwen2_audio": _qwen2_audio,
+    "smolvlm": partial(_tiled, "SmolVLM"),
+}
 """Model, tokenizer and processor by transformers' ``model_type``."""

@@ -51,7 +51,7 @@ class Qwen25VL(Family):
     def width(self, item: Item) -> int:
         return max(item.grid)
 
-    def arguments(self, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
+    def arguments(self, model: nn.Module, rows: Rows, items: Mapping[int, Item]) -> dict[str, Any]:
         if not items and rows.position_ids is None:
             return {}
         positions_3RW = self.positions(rows, items)

@@ -19,7 +19,7 @@ from nemorl.media import Media, MediaKind
 
 from nemorl_rl.chat.answers import REASONING
 from nemorl_rl.chat.codec import Tools
-from nemorl_rl.chat.media import expanded, media_in
+from nemorl_rl.chat.media import media_in, with_items, written
 from nemorl_rl.chat.provenance import MarkedTemplate, Segment
 from nemorl_rl.chat.rows import row_messages, text_of
 from nemorl_rl.chat.template_text import ASKED, REASONING_NAMES, SAID, TemplateText, probe_calls, probe_result
@@ -84,10 +84,14 @@ class RowChat:
             last = spans[len(shown) - 1]
             text += "" if self._ends_itself else self._next_tokens["tool_calls" in shown[-1]]
             last.append((last[-1][1], len(text)))
-        spoken, media = self._tokens(text, spans), media_in(given)
-        parts = expanded(spoken.ids, media, self._tokenizer)
+        items = written(text, given, self._tokenizer)
+        if items is None:
+            return self._tokens(text, spans)
+        moved = {n: [(items.moved(start), items.moved(end)) for start, end in parts] for n, parts in spans.items()}
+        spoken = self._tokens(items.text, moved)
+        parts = items.filled(spoken.ids)
         turns = [turn for turn, part in zip(spoken.turns, parts, strict=True) for _ in part]
-        return SpokenTokens([*chain.from_iterable(parts)], turns, media)
+        return SpokenTokens([*chain.from_iterable(parts)], turns, media_in(given))
 
     @property
     def reasoning_names(self) -> tuple[str, ...]:
@@ -104,8 +108,7 @@ class RowChat:
         given = row_messages(messages, self.reasoning_names)
         shown = self._text.shown(given)
         self._require_tools(tools)
-        ids = self._tokenizer.encode_observation(self._text.rendered(shown, tools, prompt=True))
-        return [*chain.from_iterable(expanded(ids, media_in(given), self._tokenizer))]
+        return with_items(self._text.rendered(shown, tools, prompt=True), given, self._tokenizer)
 
     def written(self, kind: MediaKind) -> str:
         """The text that the template writes for an image or a sound.

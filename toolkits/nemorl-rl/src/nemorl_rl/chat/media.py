@@ -1,7 +1,7 @@
 """Images and sounds in rows and messages: brought to one form, and to the ids that stand for them.
 
-In one form an item is the part ``{"type": kind, "media": Media}``, which chat templates take for their own placeholder;
-the token that they write for it is then expanded.
+In one form an item is the part ``{"type": kind, "media": Media}``, for which chat templates write their own
+placeholder; what the model's family writes in its place follows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from nemorl.media import Media, MediaKind
 
 if TYPE_CHECKING:
     from nemorl.types import Row
+    from nemorl_media.expansion import Written
     from nemorl_media.family import Family
 
     from nemorl_rl.data.tokenizer import Tokenizer
@@ -109,33 +110,26 @@ def part_of(part: Mapping[str, Any], family: Family | None, number: int) -> dict
     return {"type": kind, "media": _settled(given, kind, family)}
 
 
-def expanded(ids: Sequence[int], media: Sequence[Media], tokenizer: Tokenizer) -> list[list[int]]:
-    """Of each token as the template wrote it those that stand for it: of an item's placeholder the item's own.
+def written(text: str, messages: Iterable[Any], tokenizer: Tokenizer) -> Written | None:
+    """A chat template's text of messages in one form, with their items; ``None`` where they have none.
 
     Raises:
-        DataError: There are more placeholders than items, or fewer.
+        DataError: The template has not written a placeholder for each, or an item cannot be read.
     """
-    family = tokenizer.family
+    media, family = media_in(messages), tokenizer.family
     if family is None or not media:
-        return [[token] for token in ids]
-    kinds = {token: kind for kind, token in family.placeholders.items()}
-    left, found = list(media), []
-    for token in ids:
-        if token not in kinds:
-            found.append([token])
-        elif left and left[0].kind == kinds[token]:
-            found.append(family.expanded(family.item(left.pop(0)), tokenizer.encode_observation))
-        else:
-            raise DataError(
-                "a text holds more placeholders of images or sounds than there are items",
-                fix="take the model's own placeholder tokens out of the text",
-            )
-    if left:
-        raise DataError(
-            f"the model's chat template shows {len(media) - len(left)} of {len(media)} images or sounds",
-            fix="put them into messages of the user, or set policy.tokenizer.chat_template to one that shows them",
-        )
-    return found
+        return None
+    from nemorl_media import expansion
+
+    return expansion.written(text, [family.item(item) for item in media], family, tokenizer.token)
+
+
+def with_items(text: str, messages: Iterable[Any], tokenizer: Tokenizer) -> list[int]:
+    """Token ids of a chat template's text of these messages; raises as ``written`` does."""
+    shown = written(text, messages, tokenizer)
+    if shown is None:
+        return tokenizer.encode_observation(text)
+    return [*chain.from_iterable(shown.filled(tokenizer.encode_observation(shown.text)))]
 
 
 def shown_parts(parts: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> ShownTokens:
@@ -148,13 +142,13 @@ def shown_parts(parts: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> Sho
     ids: list[int] = []
     for part in message["content"]:
         text = part["text"] if part["type"] == "text" else tokenizer.chat.written(part["type"])
-        mine = tokenizer.encode_observation(text)
-        ids += chain.from_iterable(expanded(mine, media_in([{"content": [part]}]), tokenizer))
+        ids += with_items(text, [{"content": [part]}], tokenizer)
     return ShownTokens(tuple(ids), media_in([message]))
 
 
 def _settled(given: Any, kind: MediaKind, family: Family) -> Media:
-    from nemorl_media.decoding import media_of_image, media_of_sound
+    from nemorl_media.audio import media_of_sound
+    from nemorl_media.decoding import media_of_image
 
     if isinstance(given, Media):
         return family.named(given)

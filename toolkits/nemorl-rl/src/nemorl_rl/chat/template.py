@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
@@ -13,7 +13,7 @@ from nemorl.media import is_media
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.answers import AnswerFormat, call_marks, reasoning_marks
 from nemorl_rl.chat.codec import ParsedAnswer, Spoken, Tools
-from nemorl_rl.chat.media import expanded, media_in
+from nemorl_rl.chat.media import with_items
 from nemorl_rl.chat.messages import call_ids, plain_messages, require_tools
 from nemorl_rl.chat.template_text import ASKED, SAID, TOLD, TemplateText, probe_calls
 
@@ -46,7 +46,7 @@ class TemplateCodec:
         plain = plain_messages(messages, self.family)
         require_tools(tools)
         self._require_shown(plain, tools)
-        return self._with_media(self._tokenizer.encode_observation(self._template.text(plain, tools)), plain)
+        return tuple(with_items(self._template.text(plain, tools), plain, self._tokenizer))
 
     def extend(self, spoken: Spoken, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...] | None:
         added = self._added(spoken.messages, messages, tools)
@@ -54,7 +54,7 @@ class TemplateCodec:
             return None
         last = spoken.answer_ids[-1] if spoken.answer_ids else None
         closing = () if last in self._end_ids else (*self._end_of_reasoning(spoken), *self._closing_ids)
-        return (*closing, *self._with_media(self._after(last, added), messages))
+        return (*closing, *self._after(last, added, messages))
 
     def parse(self, token_ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools) -> ParsedAnswer:
         text = self._text(self._without_end(token_ids))
@@ -65,9 +65,6 @@ class TemplateCodec:
             parsed.tool_calls,
             parsed.malformed_tool_calls,
         )
-
-    def _with_media(self, ids: Sequence[int], messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        return tuple(chain.from_iterable(expanded(ids, media_in(messages), self._tokenizer)))
 
     # Continuing an answer
 
@@ -135,11 +132,11 @@ class TemplateCodec:
         *_, goes_on = self._format.split(self._text(spoken.answer_ids), is_reasoning=is_reasoning)
         return tuple(self._tokenizer.encode_observation(marks.close)) if goes_on else ()
 
-    def _after(self, last: int | None, added: str) -> tuple[int, ...]:
-        """Tokens of the text after an answer, as they are behind the token that ends it."""
+    def _after(self, last: int | None, added: str, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Tokens of the text of messages after an answer, as they are behind the token that ends it."""
         if self._end is not None:
-            return tuple(self._tokenizer.encode_observation(self._end + added))[1:]
-        ids = tuple(self._tokenizer.encode_observation(added))
+            return tuple(with_items(self._end + added, messages, self._tokenizer))[1:]
+        ids = tuple(with_items(added, messages, self._tokenizer))
         # GLM: what ends an answer is what begins the next message
         return ids[1:] if last is not None and self._first_token(added) == last else ids
 

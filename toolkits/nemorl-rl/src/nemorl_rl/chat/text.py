@@ -52,8 +52,7 @@ class TokenizerText:
         return self._tokenizer.decode(token_ids)
 
     def token(self, token_id: int) -> str:
-        text: str = self._tokenizer.inner.decode([token_id])
-        return text
+        return self._tokenizer.token(token_id)
 
     def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
         return len(self._codec.render(plain_messages(messages), tuple(tools)))

@@ -114,6 +114,11 @@ class Tokenizer:
         text: str = self.inner.decode(words, skip_special_tokens=True)
         return text
 
+    def token(self, token_id: int) -> str:
+        """The text of one token, a special one too."""
+        text: str = self.inner.decode([token_id])
+        return text
+
     def encode_prompt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
     ) -> list[int]:

@@ -1,0 +1,126 @@
+"""For tests of families: tiny models, sequences with items, and what transformers itself makes of each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from nemorl.media import PLACE_BITS, Media, is_media, media_by_name, media_runs, words
+from nemorl_dtensor.model_head import Scorer
+from nemorl_media.expansion import expanded_prompt
+from nemorl_media.family import Family, Item
+from nemorl_media.sight import Sight
+from nemorl_media.slots import family_of
+from nemorl_tensors.batch import TokenBatch
+from nemorl_testing.seeing import FAMILIES, drawing, tiny_sight, tune
+from torch import Tensor
+
+KINDS = [*FAMILIES]
+HEARING = {"qwen2_audio"}
+"""Families that take sounds"""
+TOLERANCE = 5e-6
+"""float32, nats; gradients: of their norm"""
+
+
+@dataclass
+class Seer:
+    """A tiny model with its family and tokenizer."""
+
+    kind: str
+    model: Any
+    family: Family
+    tokenizer: Any
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    @property
+    def media_kind(self) -> Any:
+        return next(iter(self.family.placeholders))
+
+    def media(self, seed: int, size: tuple[int, int] = (90, 60)) -> Media:
+        """An item of the model's kind; a sound is as long in centiseconds as an image is wide."""
+        item = drawing(seed, *size) if self.media_kind == "image" else tune(seed, size[0] / 100)
+        return self.family.named(item)
+
+    def chat(self, count: int, text: str) -> str:
+        content = [*({"type": self.media_kind} for _ in range(count)), {"type": "text", "text": text}]
+        rendered: str = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+        )
+        return rendered
+
+    def prompt(self, media: Sequence[Media], text: str) -> list[int]:
+        items = [self.family.item(item) for item in media]
+        decode: Callable[[int], str] = self.tokenizer.convert_ids_to_tokens
+        return expanded_prompt(self.chat(len(media), text), items, self.family, self.encode, decode)
+
+    def scorer(self) -> Scorer:
+        return Scorer.find(self.model, sight=Sight(self.model, self.family))
+
+    def own_logprobs(self, ids: Sequence[int], media: Sequence[Media]) -> Tensor:
+        """[n] log-prob of each token by transformers' own forward pass of the sequence alone; the first is 0."""
+        stand_in = self.family.stand_ins[self.media_kind]
+        fed = torch.tensor([words(ids, stand_in)])
+        known = media_by_name(media)
+        shown = [known[ids[start] >> PLACE_BITS] for start, _ in media_runs(ids) if ids[start] % (1 << PLACE_BITS) == 0]
+        inputs = own_inputs(self.kind, [self.family.item(item) for item in shown], ids) if shown else {}
+        logits = self.model(input_ids=fed, use_cache=False, **inputs).logits[0, :-1]
+        picked = torch.log_softmax(logits.float(), -1).gather(1, fed[0, 1:, None])[:, 0]
+        return torch.cat((torch.zeros(1), picked))
+
+
+def own_inputs(kind: str, items: Sequence[Item], ids: Sequence[int]) -> dict[str, Tensor]:
+    """Arguments of transformers' forward pass for one sequence with items."""
+    inputs = {name: torch.cat([item.tensors[name] for item in items]) for name in items[0].tensors}
+    is_seen = torch.tensor([[int(is_media(token)) for token in ids]])
+    if kind in ("idefics3", "smolvlm"):
+        return {name: tensor[None] for name, tensor in inputs.items()}
+    if kind.startswith("qwen") and kind.endswith(("vl", "3_5")):
+        return {**inputs, "mm_token_type_ids": is_seen}
+    if kind == "gemma3":
+        return {**inputs, "token_type_ids": is_seen}
+    return inputs
+
+
+@cache
+def seer(kind: str) -> Seer:
+    """Skips the test where what reads sounds is not installed."""
+    if kind in HEARING:
+        pytest.importorskip("soundfile")
+        pytest.importorskip("soxr")
+    from transformers import AutoModelForMultimodalLM, AutoTokenizer
+
+    folder = tiny_sight(kind)
+    model = AutoModelForMultimodalLM.from_pretrained(folder).eval()
+    family = family_of(model.config, str(folder), {})
+    assert family is not None
+    return Seer(kind, model, family, AutoTokenizer.from_pretrained(folder))
+
+
+def conversations(seer: Seer) -> tuple[list[list[int]], list[list[bool]], list[Media]]:
+    """Token ids, masks and items: one item, two, none, one repeated, and two answers to one prompt."""
+    first, second, third = seer.media(1), seer.media(2, (40, 100)), seer.media(3, (120, 120))
+    asked = [
+        ([first, second], "what?", " yes it is"),
+        ([first, second], "what?", " yes no"),
+        ([third], "and?", " never"),
+        ([], "no picture", " hm"),
+        ([second, second], "what?", " yes"),
+    ]
+    ids, masks = [], []
+    for media, text, answer in asked:
+        prompt, said = seer.prompt(media, text), seer.encode(answer)
+        ids.append(prompt + said)
+        masks.append([False] * len(prompt) + [True] * len(said))
+    return ids, masks, [first, second, third]
+
+
+def batch_of(seer: Seer) -> TokenBatch:
+    ids, masks, media = conversations(seer)
+    return TokenBatch.from_sequences(ids, masks, media=media)

@@ -1,0 +1,113 @@
+"""Families: what nemorl scores of sequences with items is what transformers itself makes of each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from nemorl_dtensor.verification import share_prefixes, verify
+from nemorl_tensors.batch import TokenBatch
+from nemorl_tensors.engines.rows import PAD_ID, Rows, to_rows
+from nemorl_tensors.engines.tree_rows import to_tree_rows
+from seen_families import KINDS, TOLERANCE, Seer, batch_of, conversations, seer
+from torch import Tensor
+
+PADDING = 5
+
+
+def left_padded(batch: TokenBatch) -> Rows:
+    """Padded rows with ``PADDING`` more tokens at the left, a sequence of their own."""
+    rows = to_rows(batch, packed=False)
+    height, width = rows.input_ids.shape
+    ids = torch.cat((torch.full((height, PADDING), PAD_ID), rows.input_ids), 1)
+    positions = torch.cat((torch.arange(PADDING), torch.arange(width))).expand(height, -1)
+    row, column = rows.predictors // width, rows.predictors % width
+    predictors = row * (width + PADDING) + column + PADDING
+    return replace(rows, input_ids=ids, position_ids=positions, predictors=predictors)
+
+
+LAYOUTS: Mapping[str, Callable[[TokenBatch], Rows]] = {
+    "padded": lambda batch: to_rows(batch, packed=False),
+    "packed": lambda batch: to_rows(batch, packed=True),
+    "left-padded": left_padded,
+    "shared": to_tree_rows,
+}
+CANNOT: Mapping[str, set[str]] = {"gemma3": {"shared"}, "qwen3_5": {"packed", "left-padded", "shared"}}
+"""Layouts that a family's decoder does not have: sliding windows, recurrent layers"""
+
+
+def own(of: Seer, batch: TokenBatch) -> Tensor:
+    """[M] of the scored tokens, by transformers."""
+    ids, _, media = conversations(of)
+    return torch.cat([of.own_logprobs(sequence, media) for sequence in ids])[to_rows(batch, packed=False).targets]
+
+
+def gradient(of: Seer, loss: Tensor) -> dict[str, Tensor]:
+    of.model.zero_grad()
+    loss.backward()
+    return {
+        name: torch.zeros_like(weight) if weight.grad is None else weight.grad.clone()
+        for name, weight in of.model.named_parameters()
+    }
+
+
+def difference(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """Of gradients, relative to the norm of all."""
+    error = sum(float((found[name] - wanted[name]).norm()) ** 2 for name in wanted)
+    return float((error / sum(float(part.norm()) ** 2 for part in wanted.values())) ** 0.5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_scores_and_gradient_are_those_of_each_sequence_alone(kind: str, layout: str) -> None:
+    of = seer(kind)
+    batch, scorer = batch_of(of), of.scorer()
+    if layout == "shared":
+        of.model.set_attn_implementation("sdpa")
+        obstacle = share_prefixes(of.model, scorer.decoder, scorer.states)
+        assert bool(obstacle) == (layout in CANNOT.get(kind, set()))
+    if layout in CANNOT.get(kind, set()):
+        pytest.skip(f"no {layout} layout")
+    rows = LAYOUTS[layout](batch)
+    found, wanted = scorer.score(rows, 1.0), own(of, batch)
+    assert rows.targets.equal(to_rows(batch, packed=False).targets)
+    assert float((found - wanted).detach().abs().max()) <= TOLERANCE
+    assert difference(gradient(of, found.mean()), gradient(of, wanted.mean())) <= TOLERANCE
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_model_proves_itself_on_text(kind: str) -> None:
+    of = seer(kind)
+    scorer = of.scorer()
+    verify(of.model, scorer, scorer.score, packed="packed" not in CANNOT.get(kind, set()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_items_and_another_order_change_scores_and_gradient(kind: str) -> None:
+    of = seer(kind)
+    answer = of.encode(" yes")
+    one, two, other = of.media(1), of.media(2), of.media(3)
+
+    def scores(*media: object) -> Tensor:
+        ids = of.prompt(list(media), "which?") + answer  # type: ignore[arg-type]
+        mask = [False] * (len(ids) - len(answer)) + [True] * len(answer)
+        batch = TokenBatch.from_sequences([ids], [mask], media=list(media))  # type: ignore[arg-type]
+        return of.scorer().score(to_rows(batch, packed=False), 1.0)
+
+    usual = scores(one, two)
+    usual_gradient = gradient(of, usual.mean())
+    for changed in (scores(two, one), scores(one, other), scores(one, one)):
+        assert float((changed - usual).detach().abs().max()) > 1e-3
+        assert difference(gradient(of, changed.mean()), usual_gradient) > 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_reaches_towers_and_connectors(kind: str) -> None:
+    of = seer(kind)
+    parts = of.family.part_names(of.model)
+    found = gradient(of, of.scorer().score(to_rows(batch_of(of), packed=False), 1.0).mean())
+    for names in parts.values():
+        assert names
+        assert all(any(float(part.norm()) for at, part in found.items() if at.startswith(name)) for name in names)
