@@ -121,7 +121,10 @@ def _whole(
         model.requires_grad_(True)
         if sight is not None:
             freeze(model, sight.family, policy.media.train)
-    adapters = Adapters(model, policy.lora, worker.seed) if policy.lora is not None else None
+    beside_text = [] if sight is None else _beside_text(model, sight)
+    adapters = None
+    if policy.lora is not None:
+        adapters = Adapters(model, policy.lora, worker.seed, beside_text=beside_text)
     if is_quantized:
         prepare_layers(model)
 
@@ -169,21 +172,36 @@ def _sharded(
 
     # 2. What is trained.
     names = PublishedNames(model)
+    sight = sight_of(model, policy)
+    if sight is not None:
+        if ranks.tensor_parallel_size > 1:
+            raise BackendError(
+                f"{type(model).__name__} sees or hears, and tensor parallelism splits models of text alone",
+                fix="set policy.tensor_parallel_size: 1; FSDP shards it over the workers",
+            )
+        if trained and policy.lora is None:
+            freeze(model, sight.family, policy.media.train)
     adapters: Adapters | None = None
     drawn: dict[str, Tensor] = {}
     if trained and policy.lora is not None:
         with hollow(model):
-            adapters = Adapters(model, policy.lora, worker.seed)
+            beside_text = [] if sight is None else _beside_text(model, sight)
+            adapters = Adapters(model, policy.lora, worker.seed, beside_text=beside_text)
             drawn = adapters.tensors()
     if trained and policy.activation_checkpointing:
         _checkpoint_activations(model)
 
     # 3. How it is scored, spread over ranks; then memory and weights for this rank's part.
-    logprobs = partial(Scorer.find, chunk_tokens=config.logprob_chunk_tokens)
+    logprobs = partial(Scorer.find, sight=sight, chunk_tokens=config.logprob_chunk_tokens)
     found: Scorer | ValueScorer = ValueScorer.find(model) if head == "value" else logprobs(model)
     scorer = ShardedScorer.of(model, found, ranks, sequence_parallel=config.sequence_parallel)
     fill(model, policy, worker.device, worker.seed, drawn, worker.rank, head)
     return Assembly(model, names, scorer, adapters, packed)
+
+
+def _beside_text(model: PreTrainedModel, sight: Sight) -> list[str]:
+    """Modules that see or hear, and what connects them."""
+    return [*sight.family.tower_names(model), *sight.family.connector_names(model)]
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

@@ -9,7 +9,7 @@ policy as a plain model is base + adapter, layer by layer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +35,15 @@ PEFT_PREFIX = "base_model.model."
 class Adapters:
     """The adapters of one model."""
 
-    def __init__(self, model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
-        """Insert them into ``model``. B starts at zero, so the policy starts at the base model."""
+    def __init__(self, model: PreTrainedModel, lora: LoraConfig, seed: int, *, beside_text: Sequence[str] = ()) -> None:
+        """Insert them into ``model``. B starts at zero, so the policy starts at the base model.
+
+        Args:
+            model: Plain.
+            lora: How many, where.
+            seed: Of what is drawn.
+            beside_text: Modules that see or hear, which ``all-linear`` leaves as they are.
+        """
         from peft import LoraConfig as PeftConfig
         from peft import get_peft_model
 
@@ -45,7 +52,7 @@ class Adapters:
             r=lora.rank,
             lora_alpha=lora.alpha,  # type: ignore[arg-type]
             lora_dropout=lora.dropout,
-            target_modules=all_linear(model) if named == "all-linear" else list(named),
+            target_modules=all_linear(model, beside_text) if named == "all-linear" else list(named),
             task_type="CAUSAL_LM",
         )
         with boundary("peft, adding LoRA adapters,"), torch.random.fork_rng(devices=[]):
@@ -164,9 +171,9 @@ def _compute_in_the_models_precision(layer: Any) -> None:
         factors[ADAPTER].__class__ = RoundedLinear
 
 
-def all_linear(model: PreTrainedModel) -> list[str]:
-    """Names of the linear layers that every token passes: not the output head, and of a mixture neither experts nor
-    what chooses them.
+def all_linear(model: PreTrainedModel, beside_text: Sequence[str] = ()) -> list[str]:
+    """Names of the linear layers that every token passes: not the output head, nothing in ``beside_text``, and of a
+    mixture neither experts nor what chooses them.
 
     peft's own ``all-linear`` takes experts and routers in, and reads some families' dense and shared layers as experts,
     since they were called alike in transformers 4: those it cannot adapt, here or where the folder is loaded.
@@ -180,6 +187,7 @@ def all_linear(model: PreTrainedModel) -> list[str]:
         name: name.rpartition(".")[2]
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D) and module is not head and not _chooses(name)
+        if not any(name.startswith(f"{part}.") for part in beside_text)
     }
     read = PeftConfig(target_modules=sorted(set(found.values())))
     convert_peft_config_for_transformers(read, model, None)

@@ -53,6 +53,10 @@ class ShardedScorer:
 
         def run(_model: PreTrainedModel, rows: Rows, factor: float, read: Read) -> Any:
             states_MD = predicting_states(_states(scorer, rows, ranks, parts), rows)
+            sight = scorer.sight if isinstance(scorer, Scorer) else None
+            if sight is not None and not rows.media and torch.is_grad_enabled():
+                # Other ranks may see something: gradients are reduced for all parameters or for none.
+                states_MD = states_MD + sight.idle()
             found = read(states_MD if factor == 1.0 else states_MD * factor, rows)
             # What leaves a sharded module must be no view: FSDP2's hook on it would be lost to an in-place operation.
             return found.clone() if isinstance(found, Tensor) else found
@@ -97,7 +101,8 @@ class ShardedScorer:
 
 def _states(scorer: Scorer | ValueScorer, rows: Rows, ranks: Ranks, parts: int) -> Tensor:
     """[R, W, D] last hidden states, the same on the ranks of a tensor-parallel group."""
-    states: Any = decoder_states(scorer.decoder, rows)
+    sight = scorer.sight if isinstance(scorer, Scorer) else None
+    states: Any = decoder_states(scorer.decoder, rows, sight)
     if parts > 1:
         states = DTensor.from_local(states, ranks.mesh["tp"], [Shard(1)]).full_tensor()
     result: Tensor = states

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError, NemorlError
+from nemorl.media import FIRST_ID
 from nemorl_tensors.engines.layouts import EACH_FOR_ITSELF, Layout, probe_batch
 from nemorl_tensors.engines.prefix_forest import MIN_RATIO
 from nemorl_tensors.engines.rows import Rows, to_rows
@@ -29,6 +31,7 @@ from nemorl_dtensor.sharding import reshard
 from nemorl_dtensor.value_head import ValueScorer, no_value_head
 
 if TYPE_CHECKING:
+    from nemorl_media.sight import Sight
     from transformers import PreTrainedModel
 
     from nemorl_dtensor.config import DTensorConfig
@@ -115,6 +118,8 @@ def verify(
     error = float((score(rows, 1.0, factor) - expected).abs().max())
     if not error <= tolerance:
         raise unsupported(model, f"decoder and output head give log-probs that are off by {error:.3g}")
+    if isinstance(scorer, Scorer) and scorer.sight is not None:
+        _verify_sight(model, scorer, scorer.sight, score, tolerance)
     if packed:
         positions = torch.arange(half, device=ids.device).repeat(2)[None]
         together = score(_all_scored(ids, positions), 1.0, factor)[half:]
@@ -125,6 +130,32 @@ def verify(
                 "each other",
                 fix="set policy.backend.layout: padded",
             )
+
+
+def _verify_sight(model: PreTrainedModel, scorer: Scorer, sight: Sight, score: Score, tolerance: float) -> None:
+    """The same with an item among the tokens, which the model takes by its own forward pass.
+
+    Raises:
+        BackendError: They differ.
+    """
+    family = sight.family
+    item = family.blank()
+    text = probe_ids(model, PROBE_TOKENS)[0]
+    text = text[~torch.isin(text, torch.tensor([*family.stand_ins.values()], device=text.device))]
+    shown = torch.tensor(item.media.token_ids(item.tokens), device=text.device)
+    ids = torch.cat((text[:2], shown, text[2:]))[None]
+    rows = replace(_all_scored(ids, None), media={item.media.name: item.media})
+    scored = rows.target_ids < FIRST_ID
+    rows = replace(
+        rows, predictors=rows.predictors[scored], targets=rows.targets[scored], target_ids=rows.target_ids[scored]
+    )
+    plain = torch.where(ids >= FIRST_ID, family.stand_ins[item.media.kind], ids)
+    given = family.own_arguments([*sight.items(rows.media).values()], ids >= FIRST_ID)
+    logits = model(input_ids=plain, use_cache=False, **given).logits[0].float()
+    own = torch.log_softmax(logits, -1)[rows.predictors].gather(1, rows.target_ids[:, None]).squeeze(1)
+    error = float((score(rows, 1.0, 1.0) - own).abs().max())
+    if not error <= tolerance:
+        raise unsupported(model, f"what it sees gives log-probs that are off by {error:.3g}")
 
 
 def _own_logits(model: PreTrainedModel, decoder: nn.Module, ids: Tensor, factor: float) -> Tensor:

@@ -124,6 +124,15 @@ class Family(ABC):
         assert rows.position_ids is not None, "rows that are decoded say them"
         return rows.position_ids
 
+    def own_arguments(self, items: Sequence[Item], is_seen_RW: Tensor) -> dict[str, Any]:
+        """What the model's own forward pass is given besides tokens, by which this family is checked.
+
+        Args:
+            items: Of one row, in order; at least one.
+            is_seen_RW: [1, W] True at their tokens.
+        """
+        return {name: stacked(items, name) for name in items[0].tensors}
+
     def attention(self, model: nn.Module, ids_UP: Tensor, is_real_UP: Tensor | None) -> Any:
         """What the decoder is told of the attention within prompts that are padded on the left.
 
@@ -182,14 +191,24 @@ class Family(ABC):
             self._items.move_to_end(media.digest)
         return found
 
-    def part_names(self, model: nn.Module) -> dict[str, list[str]]:
-        """Full names of modules: ``towers`` and ``connectors`` of a model."""
-        known = [name for name, _ in model.named_modules()]
+    def tower_names(self, model: nn.Module) -> list[str]:
+        """Full names of the modules of ``model`` that see or hear."""
+        return _named(model, self.towers)
 
-        def of(parts: Sequence[str]) -> list[str]:
-            return [name for name in known if any(name == part or name.endswith(f".{part}") for part in parts)]
+    def connector_names(self, model: nn.Module) -> list[str]:
+        """Those that connect them to the decoder."""
+        return _named(model, self.connectors)
 
-        return {"towers": of(self.towers), "connectors": of(self.connectors)}
+    def blank(self) -> Item:
+        """Some item, for a pass of the encoder that nobody looks at."""
+        from nemorl_media.blanks import BLANKS
+
+        return self.item(self.named(BLANKS[next(iter(self.placeholders))]()))
+
+
+def _named(model: nn.Module, parts: Sequence[str]) -> list[str]:
+    known = (name for name, _ in model.named_modules())
+    return [name for name in known if any(name == part or name.endswith(f".{part}") for part in parts)]
 
 
 def stacked(items: Sequence[Item], name: str) -> Tensor:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,6 +48,11 @@ class Sight:
             extra |= self.family.deep_arguments(is_seen_RW, [part[places] for part in seen.deeper])
         return {"inputs_embeds": embeds_RWD, **extra}
 
+    def idle(self) -> Tensor:
+        """A pass of the encoder that nobody looks at: a zero that leads back to its parameters."""
+        items = [self._on_device(self.family.blank())]
+        return self.family.encode(self.model, items).embeds.sum() * 0.0
+
     def _places(self, ids: Tensor, items: dict[int, Item]) -> Tensor:
         """Rows of the encoder's output that these tokens of items are."""
         names = torch.tensor(list(items), dtype=torch.int64, device=ids.device)
@@ -60,7 +65,7 @@ class Sight:
         return replace(item, tensors={name: tensor.to(device) for name, tensor in item.tensors.items()})
 
 
-def freeze(model: nn.Module, family: Family, trained: tuple[str, ...]) -> None:
+def freeze(model: nn.Module, family: Family, trained: Sequence[str]) -> None:
     """Leave towers and connectors as they are, but for those that are named.
 
     Args:
@@ -68,7 +73,7 @@ def freeze(model: nn.Module, family: Family, trained: tuple[str, ...]) -> None:
         family: Its own.
         trained: Of ``tower`` and ``connector``.
     """
-    parts = family.part_names(model)
-    for kind, names in (("tower", parts["towers"]), ("connector", parts["connectors"])):
+    # A connector may be a part of the tower.
+    for kind, names in (("tower", family.tower_names(model)), ("connector", family.connector_names(model))):
         for name in names:
             model.get_submodule(name).requires_grad_(kind in trained)

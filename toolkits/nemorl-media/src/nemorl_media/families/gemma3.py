@@ -71,6 +71,9 @@ class Gemma3(Family):
             )
         return {**usual, "attention_mask": _masks(model, rows.input_ids, rows.position_ids, None)}
 
+    def own_arguments(self, items: Sequence[Item], is_seen_RW: Tensor) -> dict[str, Any]:
+        return {**super().own_arguments(items, is_seen_RW), "token_type_ids": is_seen_RW.long()}
+
     def attention(self, model: nn.Module, ids_UP: Tensor, is_real_UP: Tensor | None) -> Any:
         if not bool((ids_UP >= FIRST_ID).any()):
             return super().attention(model, ids_UP, is_real_UP)

@@ -56,6 +56,9 @@ class Idefics3(Family):
         yield next(runs)
         yield AROUND
 
+    def own_arguments(self, items: Sequence[Item], is_seen_RW: Tensor) -> dict[str, Any]:
+        return {name: tensor[None] for name, tensor in super().own_arguments(items, is_seen_RW).items()}
+
     def encode(self, model: nn.Module, items: Sequence[Item]) -> Seen:
         base: Any = model.base_model
         tiles, is_image = stacked(items, "pixel_values"), stacked(items, "pixel_attention_mask")

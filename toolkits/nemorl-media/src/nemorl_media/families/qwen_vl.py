@@ -48,6 +48,9 @@ class Qwen25VL(Family):
     def positions(self, rows: Rows, items: Mapping[int, Item]) -> Tensor:
         return positions_in_3d(rows, {name: item.grid for name, item in items.items()})
 
+    def own_arguments(self, items: Sequence[Item], is_seen_RW: Tensor) -> dict[str, Any]:
+        return {**super().own_arguments(items, is_seen_RW), "mm_token_type_ids": is_seen_RW.int()}
+
     def width(self, item: Item) -> int:
         return max(item.grid)
 
