@@ -24,7 +24,7 @@ from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.checkpoint_files import RankFiles
-from nemorl_tensors.engines.model_folder import save_tokenizer, write_weights
+from nemorl_tensors.engines.model_folder import save_processor, save_tokenizer, write_weights
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations
 from nemorl_tensors.engines.pieces import Piece
@@ -47,6 +47,7 @@ from nemorl_dtensor import checkpoint
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.assembly import AnyScorer, assemble
 from nemorl_dtensor.exported import ExportedWeights
+from nemorl_dtensor.model import sight_of
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_lora import Adapters
 from nemorl_dtensor.observing import observe_scoring
@@ -213,6 +214,8 @@ class DTensorBackend(RankBackend[Optimizer]):
         save_pretrained(path, self._model, self._exported.tensors(), self._rank)
         if self._rank == 0:
             save_tokenizer(path, self._policy.model_name, self._policy.tokenizer)
+            if sight_of(self._model, self._policy) is not None:
+                save_processor(path, self._policy.model_name, self._policy.media.processor)
 
     def _release(self) -> None:
         del self._exported, self._model, self._scorer, self._trainable, self._origin, self._gradients

@@ -7,6 +7,7 @@ without weights: load it with ``policy.init: random``.
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +55,13 @@ def write_tiny_model(
     Returns:
         The folder, to pass as ``model``.
     """
-    from transformers import AutoConfig, PreTrainedTokenizerFast
+    from transformers import AutoConfig
 
     if len(set(alphabet)) != len(alphabet):
         raise UsageError("the alphabet repeats a character", fix="give each character once")
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)
-    inner = _character_tokenizer(alphabet)
-    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=inner, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNK, chat_template=chat_template
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": ROLES})
+    tokenizer = character_tokenizer(alphabet, chat_template)
     tokenizer.save_pretrained(path)
     defaults = {
         "vocab_size": len(tokenizer),
@@ -83,11 +80,23 @@ def write_tiny_model(
     return path
 
 
-def _character_tokenizer(alphabet: str) -> Any:
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+def character_tokenizer(alphabet: str, chat_template: str, specials: Sequence[str] = ()) -> Any:
+    """A Hugging Face tokenizer of one token per character.
 
-    vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, UNK, *ROLES, *alphabet])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
+    Args:
+        alphabet: Characters; others become ``<unk>``.
+        chat_template: Jinja text.
+        specials: Further tokens that are one each wherever they stand.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, UNK, *ROLES, *specials, *alphabet])}
+    inner = Tokenizer(models.WordLevel(vocabulary, unk_token=UNK))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    inner.decoder = decoders.Fuse()
+    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=inner, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=UNK, chat_template=chat_template
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": [*ROLES, *specials]})
     return tokenizer

@@ -9,7 +9,7 @@ import json
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError
 from safetensors.torch import save_file
@@ -24,6 +24,8 @@ TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab*", "merges.txt", "*.model", "chat_template*",
 )  # fmt: skip
 """Copied rather than loaded and saved again: loading may guess another tokenizer class."""
+VIDEO = "video_preprocessor_config.json"
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", VIDEO)
 GENERATION, TEMPLATE = "generation_config.json", "chat_template.jinja"
 FILE_BYTES = 4 * 2**30
 """Size of one file of weights, which is in memory until it is written."""
@@ -64,6 +66,26 @@ def save_tokenizer(folder: Path, model_name: str, settings: TokenizerConfig | No
     _copy_tokenizer(folder, (settings.name if settings is not None else None) or model_name)
     if settings is not None and (settings.chat_template is not None or settings.chat_template_kwargs):
         _save_template(folder, settings)
+
+
+def save_processor(folder: Path, model_name: str, changes: Mapping[str, Any]) -> None:
+    """Give a model folder what a model that sees or hears processes images and sounds with.
+
+    Args:
+        folder: Of the model; exists.
+        model_name: What the policy was loaded from.
+        changes: ``policy.media.processor``, which become the folder's own.
+    """
+    from transformers.utils.hub import cached_file
+
+    source = str(Path(model_name).expanduser())
+    for name in PROCESSOR_FILES:
+        found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        if found is not None:
+            settings = json.loads(Path(found).read_text(encoding="utf-8"))
+            inner = settings.get("image_processor", settings)
+            inner.update({key: value for key, value in changes.items() if name != VIDEO})
+            (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
 def _copy_tokenizer(folder: Path, model_name: str) -> None:

@@ -1,0 +1,99 @@
+"""A complete model that sees, small enough to learn on a laptop CPU: Qwen2.5-VL's architecture, as ``tiny`` is Qwen2's.
+
+An ordinary Hugging Face folder without weights: load it with ``policy.init: random``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from nemorl_rl.models.tiny import ALPHABET, EOS, character_tokenizer
+
+START, END, IMAGE, VIDEO = "<vision_start>", "<vision_end>", "<image>", "<video>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<' + message.role + '>' }}"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' %}"
+    + START
+    + IMAGE
+    + END
+    + "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+    "{% if message.role == 'assistant' %}" + EOS + "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""``<user><vision_start><image><vision_end>how many?<assistant>3<eos>``"""
+PATCH = 7
+"""Pixels of a patch's side; a token is two by two of them."""
+
+
+def write_tiny_sight(path: Path | str, *, pixels: int = 28, hidden_size: int = 64, layers: int = 2) -> Path:
+    """Write config, tokenizer and image processor of a tiny model that sees into the folder ``path``.
+
+    Args:
+        path: Created if needed.
+        pixels: Of each side of an image, whatever it has in its file: a multiple of 14.
+        hidden_size: Of the decoder.
+        layers: Of the decoder.
+
+    Returns:
+        The folder, to pass as ``model``.
+    """
+    from transformers import Qwen2_5_VLConfig
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer = character_tokenizer(ALPHABET, CHAT_TEMPLATE, (START, END, IMAGE, VIDEO))
+    tokenizer.save_pretrained(path)
+    start, end, image, video = tokenizer.convert_tokens_to_ids([START, END, IMAGE, VIDEO])
+    text: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": 1024,
+        "rope_parameters": {"rope_type": "default", "mrope_section": _sections(hidden_size // 4), "rope_theta": 1e4},
+        "tie_word_embeddings": False,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    vision = {
+        "depth": 1,
+        "hidden_size": 48,
+        "num_heads": 2,
+        "intermediate_size": 96,
+        "out_hidden_size": hidden_size,
+        "patch_size": PATCH,
+        "temporal_patch_size": 1,
+        "spatial_merge_size": 2,
+        "window_size": 2 * pixels,
+        "fullatt_block_indexes": [0],
+    }
+    Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+        tie_word_embeddings=False,
+    ).save_pretrained(path)
+    Qwen2VLImageProcessorPil(
+        patch_size=PATCH,
+        temporal_patch_size=1,
+        merge_size=2,
+        size={"shortest_edge": pixels**2, "longest_edge": pixels**2},
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+    ).save_pretrained(path)
+    return path
+
+
+def _sections(pairs: int) -> list[int]:
+    """Rotated pairs of a head for frames, rows and columns."""
+    space = pairs * 3 // 8
+    return [pairs - 2 * space, space, space]
