@@ -241,7 +241,9 @@ def feature_extractor(model_name: str, settings: Mapping[str, Any]) -> Any:
 def _configured(kind: Any, model_name: str, settings: Mapping[str, Any]) -> Any:
     with boundary(f"the processor of {model_name!r}"):
         found = kind.from_pretrained(model_name, **settings)
-    unknown = [name for name in settings if not hasattr(found, name)]
+    # Some are old names of parts of others, e.g. max_pixels of size.
+    taken = getattr(getattr(found, "valid_kwargs", None), "__annotations__", {})
+    unknown = [name for name in settings if not hasattr(found, name) and name not in taken]
     if unknown:
         raise BackendError(
             f"the processor {type(found).__name__} has no setting {', '.join(unknown)}",

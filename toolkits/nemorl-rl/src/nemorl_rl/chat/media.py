@@ -104,7 +104,8 @@ def part_of(part: Mapping[str, Any], family: Family | None, number: int) -> dict
         )
     if isinstance(part.get("media"), Media):
         return dict(part)
-    given = next((part[name] for name in (part["type"], kind, "url", "data") if not _is_empty(part.get(name))), None)
+    fields = (part["type"], kind, f"{kind}_url", "url", "data")
+    given = next((part[name] for name in fields if not _is_empty(part.get(name))), None)
     if given is None:
         return {"type": kind}  # a place, for what a column of the row has
     return {"type": kind, "media": _settled(given, kind, family)}
