@@ -1,0 +1,72 @@
+"""Exports of models that see or hear have the names of their published checkpoints, and load in plain transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from nemorl_dtensor.exported import ExportedWeights
+from nemorl_dtensor.published_names import PublishedNames
+from safetensors.torch import save_file
+from seen_families import KINDS, seer
+
+PUBLISHED = {
+    "qwen2_5_vl": {"visual.blocks.0.attn.qkv.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"},
+    "qwen3_vl": {
+        "model.visual.deepstack_merger_list.0.norm.weight",
+        "model.language_model.layers.0.mlp.up_proj.weight",
+        "lm_head.weight",
+    },
+    "idefics3": {
+        "model.vision_model.embeddings.patch_embedding.weight",
+        "model.connector.modality_projection.proj.weight",
+        "model.text_model.layers.0.mlp.up_proj.weight",
+    },
+    "smolvlm": {
+        "model.vision_model.embeddings.patch_embedding.weight",
+        "model.connector.modality_projection.proj.weight",
+        "model.text_model.layers.0.mlp.up_proj.weight",
+    },
+    "llava": {
+        "vision_tower.vision_model.embeddings.patch_embedding.weight",
+        "multi_modal_projector.linear_1.weight",
+        "language_model.model.layers.0.mlp.up_proj.weight",
+        "language_model.lm_head.weight",
+    },
+    "gemma3": {
+        "vision_tower.vision_model.embeddings.patch_embedding.weight",
+        "multi_modal_projector.mm_input_projection_weight",
+        "language_model.model.layers.0.mlp.up_proj.weight",
+    },
+    "qwen2_audio": {
+        "audio_tower.conv1.weight",
+        "multi_modal_projector.linear.weight",
+        "language_model.model.layers.0.mlp.up_proj.weight",
+        "language_model.lm_head.weight",
+    },
+}
+"""Names in the checkpoints on the hub, of one tensor for each part of the model"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_export_has_published_names_and_loads_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForMultimodalLM
+
+    model = seer(kind).model
+    names = PublishedNames(model)
+    exported = dict(ExportedWeights(model, names, None, 0).tensors())
+    assert PUBLISHED[kind] <= set(exported)
+    save_file(
+        {name: tensor.contiguous() for name, tensor in exported.items()},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    model.config.save_pretrained(tmp_path)
+    loaded, report = AutoModelForMultimodalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values())
+    theirs, ours = loaded.state_dict(), model.state_dict()
+    assert set(theirs) == set(ours)
+    assert all(theirs[name].equal(tensor) for name, tensor in ours.items())
+    again = dict(names.in_memory(exported.items()))
+    assert all(ours[name].equal(tensor) for name, tensor in again.items())
+    assert set(ours) - set(again) <= {"lm_head.weight"}  # another name of the embeddings, where they are tied
