@@ -17,6 +17,11 @@ PUBLISHED = {
         "model.language_model.layers.0.mlp.up_proj.weight",
         "lm_head.weight",
     },
+    "qwen3_5": {
+        "model.visual.merger.linear_fc1.weight",
+        "model.language_model.layers.0.linear_attn.in_proj_qkv.weight",
+        "lm_head.weight",
+    },
     "idefics3": {
         "model.vision_model.embeddings.patch_embedding.weight",
         "model.connector.modality_projection.proj.weight",

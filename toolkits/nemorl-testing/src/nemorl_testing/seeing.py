@@ -182,14 +182,43 @@ def _qwen3_vl() -> tuple[Any, Any, Any]:
     config = transformers.Qwen3VLConfig(
         text_config=_decoder(tokenizer, head_dim=32, rope_parameters=rope), vision_config=vision, **ids
     )
-    processor = _qwen_images(
-        patch_size=16,
-        size={"shortest_edge": 32 * 32, "longest_edge": 128 * 128},
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
-    )
     model: Any = transformers.Qwen3VLForConditionalGeneration
-    return model(config), tokenizer, processor
+    return model(config), tokenizer, _images_of_16()
+
+
+def _qwen3_5() -> tuple[Any, Any, Any]:
+    """A layer of linear attention and one of full."""
+    import transformers
+
+    tokenizer, ids = _qwen_tokens()
+    rope = {
+        "rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True, "rope_theta": 10000.0,
+        "partial_rotary_factor": 1.0,
+    }  # fmt: skip
+    text = _decoder(
+        tokenizer,
+        head_dim=32,
+        rope_parameters=rope,
+        layer_types=["linear_attention", "full_attention"],
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+    )
+    vision = {
+        "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64,
+        "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2, "num_position_embeddings": 64,
+    }  # fmt: skip
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=vision, **ids)
+    model: Any = transformers.Qwen3_5ForConditionalGeneration
+    return model(config), tokenizer, _images_of_16()
+
+
+def _images_of_16() -> Any:
+    """The processor of models with patches of 16 pixels."""
+    half = [0.5] * 3
+    size = {"shortest_edge": 32 * 32, "longest_edge": 128 * 128}
+    return _qwen_images(patch_size=16, size=size, image_mean=half, image_std=half)
 
 
 def _qwen_images(**settings: Any) -> Any:
@@ -293,6 +322,7 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "idefics3": partial(_tiled, "Idefics3"),
     "llava": _llava,
     "gemma3": _gemma3,
+    "qwen3_5": _qwen3_5,
     "qwen2_audio": _qwen2_audio,
     "smolvlm": partial(_tiled, "SmolVLM"),
 }
