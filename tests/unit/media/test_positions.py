@@ -75,7 +75,7 @@ def drawn(dice: random.Random) -> tuple[list[list[int]], dict[int, Grid], list[M
 @pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
 def test_of_random_sequences(kind: str, layout: str) -> None:
     of, dice = seer(kind), random.Random(0)
-    for _ in range(60):
+    for _ in range(20):
         sequences, grids, media = drawn(dice)
         rows = rows_of(sequences, media, layout)
         found = positions_in_3d(rows, grids)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import io
+import json
 import shutil
 import tempfile
 import wave
@@ -316,6 +317,67 @@ def _qwen2_audio() -> tuple[Any, Any, Any]:
     return model(config), tokenizer, extractor(feature_size=16, chunk_length=4, sampling_rate=16000)
 
 
+class _SeesAndHears:
+    """Two processors in one file, as Qwen2.5-Omni has them."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def save_pretrained(self, folder: Path) -> None:
+        merged: dict[str, Any] = {}
+        for part in self._parts:
+            merged |= part.to_dict()
+        (folder / "preprocessor_config.json").write_text(json.dumps(merged))
+
+
+def _qwen25_omni() -> tuple[Any, Any, Any]:
+    import transformers
+
+    names = (
+        "<|vision_bos|>",
+        "<|vision_eos|>",
+        "<|IMAGE|>",
+        "<|VIDEO|>",
+        "<|audio_bos|>",
+        "<|audio_eos|>",
+        "<|AUDIO|>",
+    )
+    image, audio = "<|vision_bos|><|IMAGE|><|vision_eos|>", "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    tokenizer = byte_tokenizer(names, chat_template(image, audio))
+    starts, ends, images, videos, begins, stops, sounds = (tokenizer.convert_tokens_to_ids(name) for name in names)
+    rope = {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 10000.0}
+    vision = {
+        "depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64,
+        "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "window_size": 56,
+        "fullatt_block_indexes": [1],
+    }  # fmt: skip
+    hearing = {
+        "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 64, "num_mel_bins": 16,
+        "max_source_positions": 200, "n_window": 20, "output_dim": 64,
+    }  # fmt: skip
+    config = transformers.Qwen2_5OmniThinkerConfig(
+        text_config=_decoder(tokenizer, rope_parameters=rope),
+        vision_config=vision,
+        audio_config=hearing,
+        image_token_index=images,
+        video_token_index=videos,
+        audio_token_index=sounds,
+        audio_start_token_id=begins,
+        audio_end_token_id=stops,
+        **{
+            "vision_start_token_id": starts,
+            "vision_end_token_id": ends,
+        },  # its forward pass reads what it has no field of
+    )
+    extractor: Any = transformers.WhisperFeatureExtractor
+    processor = _SeesAndHears(
+        extractor(feature_size=16, chunk_length=4, sampling_rate=16000),
+        _qwen_images(size={"shortest_edge": 28 * 28, "longest_edge": 112 * 112}),
+    )
+    model: Any = transformers.Qwen2_5OmniThinkerForConditionalGeneration
+    return model(config), tokenizer, processor
+
+
 FAMILIES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "qwen2_5_vl": _qwen25_vl,
     "qwen3_vl": _qwen3_vl,
@@ -323,6 +385,7 @@ FAMILIES: dict[str, Callable[[], tuple[Any, Any, Any]]] = {
     "llava": _llava,
     "gemma3": _gemma3,
     "qwen3_5": _qwen3_5,
+    "qwen2_5_omni_thinker": _qwen25_omni,
     "qwen2_audio": _qwen2_audio,
     "smolvlm": partial(_tiled, "SmolVLM"),
 }
