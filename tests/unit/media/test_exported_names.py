@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+from nemorl.config.models import PolicyConfig
 from nemorl_dtensor.exported import ExportedWeights
+from nemorl_dtensor.model import load_model, sight_of
 from nemorl_dtensor.published_names import PublishedNames
-from safetensors.torch import save_file
+from nemorl_testing.seeing import tiny_sight
+from safetensors.torch import load_file, save_file
 from seen_families import KINDS, seer
 
 PUBLISHED = {
@@ -43,6 +48,12 @@ PUBLISHED = {
         "multi_modal_projector.mm_input_projection_weight",
         "language_model.model.layers.0.mlp.up_proj.weight",
     },
+    "qwen2_5_omni_thinker": {
+        "audio_tower.conv1.weight",
+        "visual.merger.mlp.0.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "lm_head.weight",
+    },
     "qwen2_audio": {
         "audio_tower.conv1.weight",
         "multi_modal_projector.linear.weight",
@@ -75,3 +86,24 @@ def test_an_export_has_published_names_and_loads_bit_for_bit(kind: str, tmp_path
     again = dict(names.in_memory(exported.items()))
     assert all(ours[name].equal(tensor) for name, tensor in again.items())
     assert set(ours) - set(again) <= {"lm_head.weight"}  # another name of the embeddings, where they are tied
+
+
+def test_of_a_model_that_also_speaks_the_thinker_is_loaded(tmp_path: Path) -> None:
+    of = seer("qwen2_5_omni_thinker")
+    folder = tiny_sight("qwen2_5_omni_thinker")
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    stored = load_file(folder / "model.safetensors")
+    save_file(
+        {f"thinker.{name}": tensor for name, tensor in stored.items()}, tmp_path / "model.safetensors", {"format": "pt"}
+    )
+    thinker = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_5_omni", "thinker_config": thinker}))
+    policy = PolicyConfig(model_name=str(tmp_path), hf_config_overrides={"text_config": {"rms_norm_eps": 1e-5}})
+    model = load_model(policy, "cpu")
+    assert model.config.model_type == "qwen2_5_omni_thinker"
+    assert model.config.text_config.rms_norm_eps == 1e-5
+    ours = of.model.state_dict()
+    assert all(ours[name].equal(tensor) for name, tensor in model.state_dict().items())
+    sight = sight_of(model, policy)
+    assert sight is not None
+    assert [*sight.family.placeholders] == ["image", "audio"]
