@@ -89,7 +89,7 @@ def own_inputs(kind: str, items: Sequence[Item], ids: Sequence[int]) -> dict[str
     is_seen = torch.tensor([[int(is_media(token)) for token in ids]])
     if kind in ("idefics3", "smolvlm"):
         return {name: tensor[None] for name, tensor in inputs.items()}
-    if kind.startswith("qwen") and kind.endswith(("vl", "3_5")):
+    if kind.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3")):
         return {**inputs, "mm_token_type_ids": is_seen}
     if kind == "qwen2_5_omni_thinker":
         return {**inputs, "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}

@@ -22,6 +22,17 @@ PUBLISHED = {
         "model.language_model.layers.0.mlp.up_proj.weight",
         "lm_head.weight",
     },
+    "qwen2_vl": {"visual.blocks.0.attn.qkv.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight"},
+    "qwen3_vl_moe": {
+        "model.visual.deepstack_merger_list.0.norm.weight",
+        "model.language_model.layers.0.mlp.experts.gate_up_proj",
+        "lm_head.weight",
+    },
+    "qwen3_5_moe": {
+        "model.visual.merger.linear_fc1.weight",
+        "model.language_model.layers.0.mlp.gate.weight",
+        "lm_head.weight",
+    },
     "qwen3_5": {
         "model.visual.merger.linear_fc1.weight",
         "model.language_model.layers.0.linear_attn.in_proj_qkv.weight",

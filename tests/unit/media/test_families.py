@@ -35,7 +35,11 @@ LAYOUTS: Mapping[str, Callable[[TokenBatch], Rows]] = {
     "left-padded": left_padded,
     "shared": to_tree_rows,
 }
-CANNOT: Mapping[str, set[str]] = {"gemma3": {"shared"}, "qwen3_5": {"packed", "left-padded", "shared"}}
+CANNOT: Mapping[str, set[str]] = {
+    "gemma3": {"shared"},
+    "qwen3_5": {"packed", "left-padded", "shared"},
+    "qwen3_5_moe": {"packed", "left-padded", "shared"},
+}
 """Layouts that a family's decoder does not have: sliding windows, recurrent layers"""
 
 
