@@ -12,7 +12,7 @@ import torch
 from nemorl.media import PLACE_BITS, Media, MediaKind, is_media, media_by_name, media_runs
 from nemorl_dtensor.model_head import Scorer
 from nemorl_media.expansion import expanded_prompt
-from nemorl_media.family import Family, Item
+from nemorl_media.family import Family
 from nemorl_media.sight import Sight
 from nemorl_media.slots import family_of
 from nemorl_tensors.batch import TokenBatch
@@ -74,34 +74,13 @@ class Seer:
         fed = torch.tensor([self.in_vocabulary(ids, media)])
         known = media_by_name(media)
         shown = [known[ids[start] >> PLACE_BITS] for start, _ in media_runs(ids) if ids[start] % (1 << PLACE_BITS) == 0]
-        inputs = own_inputs(self.kind, [self.family.item(item) for item in shown], ids) if shown else {}
+        is_seen = torch.tensor([[is_media(token) for token in ids]])
+        inputs = self.family.own_arguments([self.family.item(item) for item in shown], is_seen) if shown else {}
+        if inputs.pop("position_ids", None) is not None:  # transformers finds them where it has a mask
+            inputs["attention_mask"] = torch.ones_like(fed)
         logits = self.model(input_ids=fed, use_cache=False, **inputs).logits[0, :-1]
         picked = torch.log_softmax(logits.float(), -1).gather(1, fed[0, 1:, None])[:, 0]
         return torch.cat((torch.zeros(1), picked))
-
-
-def own_inputs(kind: str, items: Sequence[Item], ids: Sequence[int]) -> dict[str, Tensor]:
-    """Arguments of transformers' forward pass for one sequence with items."""
-    inputs = {
-        name: padded([item.tensors[name] for item in items if name in item.tensors])
-        for name in {name: None for item in items for name in item.tensors}
-    }
-    is_seen = torch.tensor([[int(is_media(token)) for token in ids]])
-    if kind in ("idefics3", "smolvlm"):
-        return {name: tensor[None] for name, tensor in inputs.items()}
-    if kind.startswith(("qwen2_vl", "qwen2_5_vl", "qwen3")):
-        return {**inputs, "mm_token_type_ids": is_seen}
-    if kind == "qwen2_5_omni_thinker":
-        return {**inputs, "attention_mask": torch.ones(1, len(ids), dtype=torch.int64)}
-    if kind == "gemma3":
-        return {**inputs, "token_type_ids": is_seen}
-    return inputs
-
-
-def padded(parts: Sequence[Tensor]) -> Tensor:
-    """All of them one after the other; sounds filled up to the longest."""
-    width = max(part.shape[-1] for part in parts)
-    return torch.cat([torch.nn.functional.pad(part, (0, width - part.shape[-1])) for part in parts])
 
 
 @cache

@@ -73,5 +73,25 @@ class Qwen25Omni(Qwen25VL):
     def positions(self, rows: Rows, items: Mapping[int, Item]) -> Tensor:
         return super().positions(rows, {name: item for name, item in items.items() if item.media.kind == "image"})
 
+    def own_arguments(self, items: Sequence[Item], is_seen_RW: Tensor) -> dict[str, Any]:
+        found = {
+            name: padded([item.tensors[name] for item in items if name in item.tensors])
+            for name in {name: None for item in items for name in item.tensors}
+        }
+        # Without positions it would find items by the markers around them, which a check leaves out.
+        ids = torch.zeros_like(is_seen_RW, dtype=torch.int64)
+        ids[is_seen_RW] = torch.tensor(
+            [token for item in items for token in item.media.token_ids(item.tokens)], device=ids.device
+        )
+        none = ids.new_empty(0)
+        known = {item.media.name: item for item in items}
+        return {**found, "position_ids": self.positions(Rows(ids, None, none, none, none), known)}
+
     def width(self, item: Item) -> int:
         return super().width(item) if item.media.kind == "image" else item.tokens
+
+
+def padded(parts: Sequence[Tensor]) -> Tensor:
+    """All of them one after the other, filled up with zeros to the longest last dimension."""
+    width = max(part.shape[-1] for part in parts)
+    return torch.cat([nn.functional.pad(part, (0, width - part.shape[-1])) for part in parts])
