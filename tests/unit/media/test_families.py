@@ -121,3 +121,29 @@ def test_gradient_reaches_towers_and_connectors(kind: str) -> None:
     for names in parts:
         assert names
         assert all(any(float(part.norm()) for at, part in found.items() if at.startswith(name)) for name in names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_that_nobody_looks_at_leads_to_all_parameters_of_kinds_that_are_not_shown(kind: str) -> None:
+    of = seer(kind)
+    sight = of.scorer().sight
+    assert sight is not None
+    encoders = (*of.family.tower_names(of.model), *of.family.connector_names(of.model))
+
+    def reached(value: Tensor) -> set[str]:
+        of.model.zero_grad()
+        value.backward()
+        parameters = ((name, weight) for name, weight in of.model.named_parameters() if name.startswith(encoders))
+        return {name for name, weight in parameters if weight.grad is not None}
+
+    batch = batch_of(of)  # shows items of all kinds
+    everything = reached(of.scorer().score(to_rows(batch, packed=False), 1.0).sum())
+    assert sight.idle(batch.media) == 0.0
+    for shown in ({}, {item.name: item for item in (of.media(1),)}):
+        nothing = sight.idle(shown)
+        assert isinstance(nothing, Tensor) == (not shown or len(of.kinds) > 1)
+        seen = [of.family.encode(of.model, [of.family.item(item)]) for item in shown.values()]
+        parts = [part.sum() for one in seen for part in (one.embeds, *one.deeper)]
+        total = torch.stack([*parts, torch.as_tensor(nothing)]).sum()
+        assert torch.as_tensor(nothing).detach() == 0.0
+        assert reached(total) == everything
