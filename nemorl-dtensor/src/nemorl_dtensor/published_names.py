@@ -133,9 +133,26 @@ def _transforms(model: PreTrainedModel) -> list[Any]:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
-    # Neither names of old files nor prefixes that some checkpoints have: what is written has the usual ones.
+    # Neither names of old files nor prefixes that some checkpoints have: what is written has the usual ones. The usual
+    # name of a part may have a prefix that the part in memory has not: "vision_tower.vision_model." of CLIP's towers.
     found = get_model_conversion_mapping(model, add_legacy=False)
-    return [transform for transform in found if not isinstance(transform, PrefixChange)]
+    usual = [
+        transform
+        for transform in found
+        if not isinstance(transform, PrefixChange) or (transform.scope_prefix and transform.prefix_to_remove)
+    ]
+    # Undone twice, a renaming that both the whole model and its base have would give a name no checkpoint has.
+    whole = {_renaming(transform, "") for transform in usual if transform.scope_prefix is None}
+    return [
+        transform
+        for transform in usual
+        if transform.scope_prefix != "" or _renaming(transform, f"{model.base_model_prefix}.") not in whole
+    ]
+
+
+def _renaming(transform: Any, prefix: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Patterns of names, and what takes their place after ``prefix``."""
+    return tuple(transform.source_patterns), tuple(prefix + target for target in transform.target_patterns)
 
 
 def _parted(transforms: Sequence[Any]) -> tuple[list[Any], list[Any]]:

@@ -54,9 +54,9 @@ class ShardedScorer:
         def run(_model: PreTrainedModel, rows: Rows, factor: float, read: Read) -> Any:
             states_MD = predicting_states(_states(scorer, rows, ranks, parts), rows)
             sight = scorer.sight if isinstance(scorer, Scorer) else None
-            if sight is not None and not rows.media and torch.is_grad_enabled():
-                # Other ranks may see something: gradients are reduced for all parameters or for none.
-                states_MD = states_MD + sight.idle()
+            if sight is not None and torch.is_grad_enabled():
+                # Other ranks may see something else: gradients are reduced for all parameters or for none.
+                states_MD = states_MD + sight.idle(rows.media)
             found = read(states_MD if factor == 1.0 else states_MD * factor, rows)
             # What leaves a sharded module must be no view: FSDP2's hook on it would be lost to an in-place operation.
             return found.clone() if isinstance(found, Tensor) else found

@@ -10,7 +10,7 @@ import struct
 import numpy
 import pytest
 from nemorl.errors import DataError
-from nemorl.media import Media, words
+from nemorl.media import Media
 from nemorl_media.audio import media_of_sound, samples
 from nemorl_media.decoding import MAX_BYTES
 from nemorl_testing.seeing import tune
@@ -145,8 +145,8 @@ def test_ids_and_features_are_those_of_transformers_own_processor() -> None:
     processor = Qwen2AudioProcessor(feature_extractor=extractor, tokenizer=of.tokenizer)
     media = [of.family.named(tune(seed, seconds)) for seed, seconds in enumerate((0.03, 0.5, 1.234, 4.0))]
     sounds = [heard(item.data) for item in media]
-    own = processor(text=[of.chat(4, "what?")], audio=sounds, sampling_rate=RATE, return_tensors="pt")
-    assert words(of.prompt(media, "what?"), of.family.stand_ins["audio"]) == own["input_ids"][0].tolist()
+    own = processor(text=[of.chat(media, "what?")], audio=sounds, sampling_rate=RATE, return_tensors="pt")
+    assert of.in_vocabulary(of.prompt(media, "what?"), media) == own["input_ids"][0].tolist()
     for index, item in enumerate(media):
         for name, tensor in of.family.item(item).tensors.items():
             assert tensor[0].equal(own[name][index])

@@ -7,7 +7,7 @@ import importlib
 import pytest
 import torch
 from nemorl.errors import DataError
-from nemorl.media import Media, is_media, words
+from nemorl.media import Media, is_media
 from nemorl_media.decoding import pixels
 from nemorl_media.expansion import expanded_prompt
 from nemorl_media.family import Item
@@ -42,7 +42,7 @@ def written(of: Seer, media: list[Media], text: str) -> list[int]:
     items = [of.family.item(item) for item in media]
     ids = expanded_prompt(text, items, of.family, of.encode, of.tokenizer.convert_ids_to_tokens)
     assert sum(map(is_media, ids)) == sum(item.tokens for item in items)
-    return words(ids, of.family.stand_ins["image"])
+    return of.in_vocabulary(ids, media)
 
 
 @pytest.mark.parametrize("kind", ["idefics3", "llava", "gemma3"])
@@ -51,7 +51,7 @@ def test_ids_and_pixels_are_those_of_the_models_own_processor(kind: str) -> None
     media = [of.media(seed, size) for seed, size in enumerate(SIZES)]
     mark = of.tokenizer.convert_ids_to_tokens(of.family.placeholders["image"])
     for text in (
-        of.chat(len(media), "what?"),
+        of.chat(media, "what?"),
         "".join(f"line {number}\n{mark}" for number in range(len(media))),
         "".join(f"{mark}\n\nand" for _ in media),
     ):
@@ -101,7 +101,7 @@ def test_crops_of_a_long_image_are_images_of_their_own() -> None:
     scanning = Seer("gemma3", of.model, cropping, of.tokenizer)
     media = [scanning.media(1, (200, 60)), scanning.media(2, (64, 64))]
     assert [cropping.item(item).grid for item in media] == [(4, 2, 2), (1, 2, 2)]  # 200 / 60 = 3.3: three crops
-    text = scanning.chat(2, "what?")
+    text = scanning.chat(media, "what?")
     own = processor(images=[[pixels(item) for item in media]], text=[text], return_tensors="pt", **settings)  # type: ignore[operator]
     assert written(scanning, media, text) == own["input_ids"][0].tolist()
     assert cropping.named(media[0]).digest != of.family.named(media[0]).digest  # other settings, another item

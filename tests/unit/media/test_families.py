@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from nemorl.errors import BackendError
 from nemorl_dtensor.verification import share_prefixes, verify
 from nemorl_tensors.batch import TokenBatch
 from nemorl_tensors.engines.rows import PAD_ID, Rows, to_rows
@@ -34,7 +35,11 @@ LAYOUTS: Mapping[str, Callable[[TokenBatch], Rows]] = {
     "left-padded": left_padded,
     "shared": to_tree_rows,
 }
-CANNOT: Mapping[str, set[str]] = {"gemma3": {"shared"}, "qwen3_5": {"packed", "left-padded", "shared"}}
+CANNOT: Mapping[str, set[str]] = {
+    "gemma3": {"shared"},
+    "qwen3_5": {"packed", "left-padded", "shared"},
+    "qwen3_5_moe": {"packed", "left-padded", "shared"},
+}
 """Layouts that a family's decoder does not have: sliding windows, recurrent layers"""
 
 
@@ -81,14 +86,19 @@ def test_scores_and_gradient_are_those_of_each_sequence_alone(kind: str, layout:
 def test_the_model_proves_itself_on_text(kind: str) -> None:
     of = seer(kind)
     scorer = of.scorer()
-    verify(of.model, scorer, scorer.score, packed="packed" not in CANNOT.get(kind, set()))
+    if "packed" in CANNOT.get(kind, set()):
+        verify(of.model, scorer, scorer.score)
+        with pytest.raises(BackendError, match="lets packed sequences see each other"):
+            verify(of.model, scorer, scorer.score, packed=True)
+    else:
+        verify(of.model, scorer, scorer.score, packed=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_items_and_another_order_change_scores_and_gradient(kind: str) -> None:
     of = seer(kind)
     answer = of.encode(" yes")
-    one, two, other = of.media(1), of.media(2), of.media(3)
+    one, two, other = of.media(1), of.media(3), of.media(5)  # of one kind
 
     def scores(*media: object) -> Tensor:
         ids = of.prompt(list(media), "which?") + answer  # type: ignore[arg-type]
@@ -106,8 +116,34 @@ def test_other_items_and_another_order_change_scores_and_gradient(kind: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradient_reaches_towers_and_connectors(kind: str) -> None:
     of = seer(kind)
-    parts = of.family.part_names(of.model)
+    parts = (of.family.tower_names(of.model), of.family.connector_names(of.model))
     found = gradient(of, of.scorer().score(to_rows(batch_of(of), packed=False), 1.0).mean())
-    for names in parts.values():
+    for names in parts:
         assert names
         assert all(any(float(part.norm()) for at, part in found.items() if at.startswith(name)) for name in names)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pass_that_nobody_looks_at_leads_to_all_parameters_of_kinds_that_are_not_shown(kind: str) -> None:
+    of = seer(kind)
+    sight = of.scorer().sight
+    assert sight is not None
+    encoders = (*of.family.tower_names(of.model), *of.family.connector_names(of.model))
+
+    def reached(value: Tensor) -> set[str]:
+        of.model.zero_grad()
+        value.backward()
+        parameters = ((name, weight) for name, weight in of.model.named_parameters() if name.startswith(encoders))
+        return {name for name, weight in parameters if weight.grad is not None}
+
+    batch = batch_of(of)  # shows items of all kinds
+    everything = reached(of.scorer().score(to_rows(batch, packed=False), 1.0).sum())
+    assert sight.idle(batch.media) == 0.0
+    for shown in ({}, {item.name: item for item in (of.media(1),)}):
+        nothing = sight.idle(shown)
+        assert isinstance(nothing, Tensor) == (not shown or len(of.kinds) > 1)
+        seen = [of.family.encode(of.model, [of.family.item(item)]) for item in shown.values()]
+        parts = [part.sum() for one in seen for part in (one.embeds, *one.deeper)]
+        total = torch.stack([*parts, torch.as_tensor(nothing)]).sum()
+        assert torch.as_tensor(nothing).detach() == 0.0
+        assert reached(total) == everything

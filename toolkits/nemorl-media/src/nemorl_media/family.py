@@ -199,11 +199,11 @@ class Family(ABC):
         """Those that connect them to the decoder."""
         return _named(model, self.connectors)
 
-    def blank(self) -> Item:
-        """Some item, for a pass of the encoder that nobody looks at."""
+    def blank(self, kind: MediaKind | None = None) -> Item:
+        """Some item, for a pass of the encoder that nobody looks at; by default of the first kind."""
         from nemorl_media.blanks import BLANKS
 
-        return self.item(self.named(BLANKS[next(iter(self.placeholders))]()))
+        return self.item(self.named(BLANKS[next(iter(self.placeholders)) if kind is None else kind]()))
 
 
 def _named(model: nn.Module, parts: Sequence[str]) -> list[str]:

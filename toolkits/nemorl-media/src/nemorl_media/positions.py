@@ -25,17 +25,17 @@ def positions_in_3d(rows: Rows, grids: Mapping[int, Grid]) -> Tensor:
 
     Args:
         rows: With the ids of items.
-        grids: Of these items, by name.
+        grids: Of items, by name. Tokens of others have the positions of text.
     """
     ids = rows.input_ids
     columns = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     depths = columns if rows.position_ids is None else rows.position_ids
     if not grids:
-        return depths.expand(3, *ids.shape)
-    is_item = ids >= FIRST_ID
-    place, (sizes_3, names) = ids & (MAX_TOKENS - 1), _sizes(grids, ids.device)
-    found = torch.searchsorted(names, (ids >> PLACE_BITS).clamp(max=int(names[-1])))
-    frames, height, width = sizes_3[found].unbind(-1)
+        return depths.expand(3, -1, -1)
+    place, (sizes_I3, names_I) = ids & (MAX_TOKENS - 1), _sizes(grids, ids.device)
+    found = torch.searchsorted(names_I, ids >> PLACE_BITS).clamp(max=len(names_I) - 1)
+    is_item = (ids >= FIRST_ID) & (names_I[found] == ids >> PLACE_BITS)
+    frames, height, width = sizes_I3[found].unbind(-1)
     count, side = frames * height * width, torch.maximum(frames, torch.maximum(height, width))
     saved = torch.where(is_item & (place == count - 1), count - side, 0)
     flat = depths - _before(rows, saved, columns - depths)

@@ -48,10 +48,15 @@ class Sight:
             extra |= self.family.deep_arguments(is_seen_RW, [part[places] for part in seen.deeper])
         return {"inputs_embeds": embeds_RWD, **extra}
 
-    def idle(self) -> Tensor:
-        """A pass of the encoder that nobody looks at: a zero that leads back to its parameters."""
-        items = [self._on_device(self.family.blank())]
-        return self.family.encode(self.model, items).embeds.sum() * 0.0
+    def idle(self, media: Mapping[int, Media]) -> Tensor | float:
+        """Passes that nobody looks at, of what encodes the kinds that these items are not: a zero that leads back to
+        its parameters."""
+        kinds = {item.kind for item in media.values()}
+        blanks = [self._on_device(self.family.blank(kind)) for kind in self.family.placeholders if kind not in kinds]
+        if not blanks:
+            return 0.0
+        seen = self.family.encode(self.model, blanks)
+        return sum((part.sum() * 0.0 for part in seen.deeper), seen.embeds.sum() * 0.0)
 
     def _places(self, ids: Tensor, items: dict[int, Item]) -> Tensor:
         """Rows of the encoder's output that these tokens of items are."""

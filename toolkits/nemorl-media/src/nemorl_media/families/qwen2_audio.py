@@ -40,14 +40,14 @@ class Qwen2Audio(Family):
         )
         frames = found["attention_mask"]
         tensors = {"input_features": found["input_features"], "feature_attention_mask": frames}
-        return Item(media, tensors, (int(_states_and_tokens(frames)[1]), 1, 1))
+        return Item(media, tensors, (int(states_and_tokens(frames)[1]), 1, 1))
 
     def encode(self, model: nn.Module, items: Sequence[Item]) -> Seen:
         from transformers.masking_utils import create_bidirectional_mask
 
         base: Any = model.base_model
         sounds = stacked(items, "input_features").to(base.audio_tower.dtype)
-        states_I, tokens_I = _states_and_tokens(stacked(items, "feature_attention_mask"))
+        states_I, tokens_I = states_and_tokens(stacked(items, "feature_attention_mask"))
         width = (sounds.shape[-1] - 1) // 2 + 1
         mask = create_bidirectional_mask(
             config=base.audio_tower.config,
@@ -58,7 +58,7 @@ class Qwen2Audio(Family):
         return Seen(base.multi_modal_projector(states)[_first(tokens_I, states.shape[1])])
 
 
-def _states_and_tokens(frames_IT: Tensor) -> tuple[Tensor, Tensor]:
+def states_and_tokens(frames_IT: Tensor) -> tuple[Tensor, Tensor]:
     """[I] states of the tower and tokens of sounds, from the frames that are theirs: two convolutions halve them."""
     states_I = (frames_IT.sum(-1) - 1) // 2 + 1
     return states_I, (states_I - 2) // 2 + 1

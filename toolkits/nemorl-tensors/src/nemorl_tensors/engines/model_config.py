@@ -26,6 +26,8 @@ SET_ELSEWHERE = {
     "quantization_config": "weights are trained as they are stored",
 }
 """Keys that no override may set, and what to do instead."""
+THINKER = "thinker_config"
+"""Of a model that also speaks (Qwen2.5-Omni): the part that writes, which is what is run."""
 ROPE = ("rope_scaling", "rope_parameters")
 """The old and the new name of how positions are rotated."""
 ROPE_KEYS = frozenset(
@@ -73,6 +75,7 @@ def read_model_config(policy: TrainingOptions, **further: Any) -> Any:
             f"model {policy.model_name!r} cannot be used: {_first_line(error)}",
             fix="use a causal language model whose architecture the installed transformers knows",
         ) from error
+    config = getattr(config, THINKER, config)
     return _overridden(config, name, policy.hf_config_overrides, further) if policy.hf_config_overrides else config
 
 
@@ -80,6 +83,7 @@ def _overridden(config: Any, name: str, overrides: Mapping[str, Any], further: M
     """A config made anew from the stored values and the new ones: setting attributes would skip what follows from
     them."""
     stored, _ = type(config).get_config_dict(name)
+    stored = stored.get(THINKER, stored)
     merged = _merged(stored, config.to_dict(), overrides, f"{config.model_type} ", WHERE)
     with boundary(f"transformers, applying {WHERE} to {name!r},"):
         return type(config).from_dict(merged, **further)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from nemorl.media import PLACE_BITS, Media, is_media, media_by_name, media_runs, words
+from nemorl.media import PLACE_BITS, Media, MediaKind, is_media, media_by_name, media_runs
 from nemorl_dtensor.model_head import Scorer
 from nemorl_media.expansion import expanded_prompt
-from nemorl_media.family import Family, Item
+from nemorl_media.family import Family
 from nemorl_media.sight import Sight
 from nemorl_media.slots import family_of
 from nemorl_tensors.batch import TokenBatch
@@ -20,7 +20,7 @@ from nemorl_testing.seeing import FAMILIES, drawing, tiny_sight, tune
 from torch import Tensor
 
 KINDS = [*FAMILIES]
-HEARING = {"qwen2_audio"}
+HEARING = {"qwen2_audio", "qwen2_5_omni_thinker"}
 """Families that take sounds"""
 TOLERANCE = 5e-6
 """float32, nats; gradients: of their norm"""
@@ -40,16 +40,16 @@ class Seer:
         return ids
 
     @property
-    def media_kind(self) -> Any:
-        return next(iter(self.family.placeholders))
+    def kinds(self) -> list[MediaKind]:
+        return [*self.family.placeholders]
 
     def media(self, seed: int, size: tuple[int, int] = (90, 60)) -> Media:
-        """An item of the model's kind; a sound is as long in centiseconds as an image is wide."""
-        item = drawing(seed, *size) if self.media_kind == "image" else tune(seed, size[0] / 100)
-        return self.family.named(item)
+        """An item of one of the model's kinds, in turn. A sound is as long in centiseconds as an image is wide."""
+        kind = self.kinds[seed % len(self.kinds)]
+        return self.family.named(drawing(seed, *size) if kind == "image" else tune(seed, size[0] / 100))
 
-    def chat(self, count: int, text: str) -> str:
-        content = [*({"type": self.media_kind} for _ in range(count)), {"type": "text", "text": text}]
+    def chat(self, media: Sequence[Media], text: str) -> str:
+        content = [*({"type": item.kind} for item in media), {"type": "text", "text": text}]
         rendered: str = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
@@ -58,34 +58,29 @@ class Seer:
     def prompt(self, media: Sequence[Media], text: str) -> list[int]:
         items = [self.family.item(item) for item in media]
         decode: Callable[[int], str] = self.tokenizer.convert_ids_to_tokens
-        return expanded_prompt(self.chat(len(media), text), items, self.family, self.encode, decode)
+        return expanded_prompt(self.chat(media, text), items, self.family, self.encode, decode)
+
+    def in_vocabulary(self, ids: Sequence[int], media: Iterable[Media]) -> list[int]:
+        """The ids as the model's own forward pass takes them."""
+        known = media_by_name(media)
+        stand_ins = self.family.stand_ins
+        return [stand_ins[known[token >> PLACE_BITS].kind] if is_media(token) else token for token in ids]
 
     def scorer(self) -> Scorer:
         return Scorer.find(self.model, sight=Sight(self.model, self.family))
 
     def own_logprobs(self, ids: Sequence[int], media: Sequence[Media]) -> Tensor:
         """[n] log-prob of each token by transformers' own forward pass of the sequence alone; the first is 0."""
-        stand_in = self.family.stand_ins[self.media_kind]
-        fed = torch.tensor([words(ids, stand_in)])
+        fed = torch.tensor([self.in_vocabulary(ids, media)])
         known = media_by_name(media)
         shown = [known[ids[start] >> PLACE_BITS] for start, _ in media_runs(ids) if ids[start] % (1 << PLACE_BITS) == 0]
-        inputs = own_inputs(self.kind, [self.family.item(item) for item in shown], ids) if shown else {}
+        is_seen = torch.tensor([[is_media(token) for token in ids]])
+        inputs = self.family.own_arguments([self.family.item(item) for item in shown], is_seen) if shown else {}
+        if inputs.pop("position_ids", None) is not None:  # transformers finds them where it has a mask
+            inputs["attention_mask"] = torch.ones_like(fed)
         logits = self.model(input_ids=fed, use_cache=False, **inputs).logits[0, :-1]
         picked = torch.log_softmax(logits.float(), -1).gather(1, fed[0, 1:, None])[:, 0]
         return torch.cat((torch.zeros(1), picked))
-
-
-def own_inputs(kind: str, items: Sequence[Item], ids: Sequence[int]) -> dict[str, Tensor]:
-    """Arguments of transformers' forward pass for one sequence with items."""
-    inputs = {name: torch.cat([item.tensors[name] for item in items]) for name in items[0].tensors}
-    is_seen = torch.tensor([[int(is_media(token)) for token in ids]])
-    if kind in ("idefics3", "smolvlm"):
-        return {name: tensor[None] for name, tensor in inputs.items()}
-    if kind.startswith("qwen") and kind.endswith(("vl", "3_5")):
-        return {**inputs, "mm_token_type_ids": is_seen}
-    if kind == "gemma3":
-        return {**inputs, "token_type_ids": is_seen}
-    return inputs
 
 
 @cache
