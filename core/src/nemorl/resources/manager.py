@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from nemorl.config.models import AuxiliaryModel, Placement, PolicyConfig
 from nemorl.config.run import RunConfig
@@ -77,6 +77,8 @@ class LocalLauncher:
 class ResourceManager:
     """Builds and owns the worker groups of one run, on the launcher that ``cluster`` asks for."""
 
+    policy_class: ClassVar[type[TrainingPolicy]] = TrainingPolicy
+
     def __init__(
         self,
         config: RunConfig,
@@ -126,7 +128,7 @@ class ResourceManager:
         factory = TrainingFactory(policy, config.needs_reference, config.policy_head)
         self.training = self.launcher.training_group(factory, f"training backend {short_name(policy.backend)}")
         self.own(self.training)
-        return TrainingPolicy(self.training, self.turn_of("policy"), "shared_prefixes" in policy.backend.supports)
+        return self.policy_class(self.training, self.turn_of("policy"), "shared_prefixes" in policy.backend.supports)
 
     def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
         """Another model of the run, on the devices of the policy."""

@@ -22,6 +22,8 @@ MAX_CHANNELS = 8
 RATES = range(1_000, 192_001)
 """Samples per second."""
 SENT_AS = "send a data URL (data:audio/wav;base64,…), or the file's bytes"
+MAX_S = 3600.0
+"""Longest sound that is read where a model does not say."""
 IEEE_FLOAT = 3
 """Format of samples in a WAV file."""
 
@@ -66,11 +68,7 @@ def samples(item: Media, rate: int, max_s: float) -> ndarray[Any, Any]:
     """
     import numpy
 
-    try:
-        import soundfile
-        import soxr
-    except ImportError as error:
-        raise BackendError(f"to read sounds {error.name} is needed", fix="pip install 'nemorl-media[audio]'") from error
+    soundfile, soxr = _readers()
     try:
         with soundfile.SoundFile(io.BytesIO(item.data)) as file:
             _require_readable(item, file)
@@ -87,6 +85,25 @@ def samples(item: Media, rate: int, max_s: float) -> ndarray[Any, Any]:
         raise DataError(f"{item} has no samples, or some that are no numbers", fix="leave it out")
     resampled: ndarray[Any, Any] = mono if found_rate == rate else soxr.resample(mono, found_rate, rate)
     return resampled
+
+
+def backwards(item: Media) -> Media:
+    """The same sound from its end to its beginning; raises as ``samples`` does."""
+    soundfile, _ = _readers()
+    try:
+        rate = soundfile.info(io.BytesIO(item.data)).samplerate
+    except (soundfile.SoundFileError, RuntimeError) as error:
+        raise DataError(f"{item} cannot be decoded: {error}", fix="leave it out, or save it anew") from error
+    return Media("audio", _wav(samples(item, rate, MAX_S)[::-1], rate))
+
+
+def _readers() -> tuple[Any, Any]:
+    try:
+        import soundfile
+        import soxr
+    except ImportError as error:
+        raise BackendError(f"to read sounds {error.name} is needed", fix="pip install 'nemorl-media[audio]'") from error
+    return soundfile, soxr
 
 
 def _require_readable(item: Media, file: Any) -> None:

@@ -33,3 +33,20 @@ def blank_sound(seconds: float = 0.5) -> Media:
 
 
 BLANKS: dict[MediaKind, Callable[[], Media]] = {"image": blank_image, "audio": blank_sound}
+
+
+def negative(item: Media) -> Media:
+    """An item of the same size that shows something else: an image in opposite colours, a sound backwards.
+
+    Raises:
+        DataError: It cannot be decoded.
+    """
+    if item.kind == "image":
+        from PIL import ImageOps
+
+        from nemorl_media.decoding import media_of_image, pixels
+
+        return media_of_image(ImageOps.invert(pixels(item)))
+    from nemorl_media.audio import backwards
+
+    return backwards(item)

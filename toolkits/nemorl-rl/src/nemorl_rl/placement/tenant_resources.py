@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
@@ -21,6 +21,7 @@ from nemorl.errors import WorkerLostError
 from nemorl.resources.manager import ResourceManager
 from nemorl.resources.policies import TrainingPolicy, Turn
 
+from nemorl_rl.placement.proven import ProvenPolicy
 from nemorl_rl.placement.tenants import POLICY, Phase, Tenancy, TrainingTenant, phases
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 class TenantResources(ResourceManager):
     """Decides, besides, who is in the devices' memory while a model works."""
+
+    policy_class: ClassVar[type[TrainingPolicy]] = ProvenPolicy
 
     def __init__(self, config: RunConfig, run_dir: Path, *, on_restart: Callable[[str], None] = lambda _: None) -> None:
         models = {POLICY: config.policy, **{role: model.policy for role, model in config.auxiliary_models.items()}}
@@ -68,10 +71,12 @@ class TenantResources(ResourceManager):
             return policy
         return policy.model_copy(update={"microbatch_tokens": self._microbatch_tokens})
 
-    def training_policy(self, planned_updates: int) -> TrainingPolicy:
+    def training_policy(self, planned_updates: int) -> ProvenPolicy:
         self._make_room()
         policy = super().training_policy(planned_updates)
+        assert isinstance(policy, ProvenPolicy), "it is of policy_class"
         self._admit(POLICY, self.config.policy, policy.workers)
+        policy.head = self.config.policy_head
         return policy
 
     def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
