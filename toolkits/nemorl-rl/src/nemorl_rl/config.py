@@ -218,9 +218,21 @@ class RolloutRunConfig(RunConfig):
     def sampler(self) -> GenerationConfig:
         return self.generation
 
+    @property
+    def is_linear_in_rewards(self) -> bool:
+        """Advantages are linear in the rewards of a prompt, so that an expected reward may stand for one."""
+        return False
+
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from self.interpreter_problems("generation", self.generation)
+        if self.rollouts.on_outcome.censored is not None and not self.is_linear_in_rewards:
+            yield ConfigIssue(
+                "rollouts.on_outcome.censored",
+                f"{self.algorithm or type(self).__name__} does more with rewards than to subtract the mean of their "
+                "group, and an expected reward can take the place of a reward in means alone",
+                "use rloo, dr_grpo, or grpo and its kin with normalize_std: false; or leave it out",
+            )
         yield from self._generation_problems()
         yield from self._turn_problems()
 
