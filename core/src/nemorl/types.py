@@ -196,6 +196,7 @@ class Branch:
     response_mask: tuple[bool, ...]
     generation_logprobs: tuple[float, ...]
     turn_rewards: tuple[tuple[int, float], ...] = ()
+    version_runs: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +232,9 @@ class Sample:
     that the policy chose is True in two of them."""
     media: tuple[Media, ...] = ()
     """Images and sounds in any of its sequences."""
+    version_runs: tuple[tuple[int, int], ...] = ()
+    """Where several weights produced its tokens: the place from which tokens come from a version, and the version, in
+    order. Empty: all tokens come from the oldest of ``weight_versions``."""
 
     @property
     def sequences(self) -> tuple[Sample, ...]:
@@ -242,11 +246,26 @@ class Sample:
                 response_mask=branch.response_mask,
                 generation_logprobs=branch.generation_logprobs,
                 turn_rewards=branch.turn_rewards,
+                version_runs=branch.version_runs,
                 branches=(),
             )
             for branch in self.branches
         )
         return (replace(self, branches=()), *others) if self.branches else (self,)
+
+    @property
+    def token_versions(self) -> tuple[int, ...]:
+        """[T] the weights that each token was sampled from, as far as the policy chose it.
+
+        >>> two = Sample(Prompt(0, "1+1=", (5,)), (5, 7, 2), (False, True, True), (0.0, -0.5, -0.1), Score(1.0), "2",
+        ...              "stop", weight_versions=(3, 4), version_runs=((1, 3), (2, 4)))
+        >>> two.token_versions
+        (3, 3, 4)
+        """
+        versions = [min(self.weight_versions, default=0)] * len(self.token_ids)
+        for start, version in self.version_runs:
+            versions[start:] = [version] * (len(versions) - start)
+        return tuple(versions)
 
     @property
     def reward(self) -> float:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from nemorl.config import load_config
 from nemorl_compat.migration import Migration
 from nemorl_compat.peers.reading import Given
 from nemorl_compat.peers.tables import table
@@ -219,7 +220,7 @@ def test_cispo_has_bounds_of_a_tokens_weight_and_averages_over_tokens() -> None:
     made = translate(Given("verl", {**BASE, **said})).config
     assert (made["algorithm"], made["ratio_floor"], made["ratio_cap"]) == ("cispo", 0.6, 3.0)
     other = translate(Given("verl", {**BASE, **said, f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum"}))
-    assert other.features == ["CISPO with the average seq-mean-token-sum"]
+    assert other.features == ["cispo with the average seq-mean-token-sum"]
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [("fp32", "float32"), ("fp64", "float64")])
@@ -232,3 +233,72 @@ def test_megatrons_routers_keep_their_precision(theirs: str, ours: str) -> None:
 
 def test_the_seed_of_the_rows_seeds_the_run() -> None:
     assert translate(Given("verl", {**BASE, "data.seed": 7})).config["seed"] == 7
+
+
+MODE = f"{ACTOR}.policy_loss.loss_mode"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({MODE: "sapo", f"{ACTOR}.tau_neg": 1.2}, {"algorithm": "sapo", "tau_positive": 1.0, "tau_negative": 1.2}),
+        ({MODE: "geo_mean", f"{ACTOR}.clip_ratio_high": 0.4}, {"algorithm": "gmpo", "clip_low": 0.2, "clip_high": 0.4}),
+        (
+            {MODE: "dppo_kl", f"{ACTOR}.clip_ratio_low": 0.05, f"{ACTOR}.clip_ratio_c": 20.0},
+            {"algorithm": "dppo", "divergence": "kl", "divergence_low": 0.05, "divergence_high": 0.2, "ratio_cap": 20},
+        ),
+        ({MODE: "dppo_tv"}, {"algorithm": "dppo", "divergence": "tv", "ratio_cap": 3.0}),
+        (
+            {
+                MODE: "clip_cov",
+                f"{ACTOR}.policy_loss.clip_cov_ub": 4.0,
+                f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean",
+            },
+            {"algorithm": "clip_cov", "cov_fraction": 2e-4, "cov_low": 1.0, "cov_high": 4.0, "dual_clip": None},
+        ),
+        (
+            {MODE: "kl_cov", f"{ACTOR}.policy_loss.kl_cov_ratio": 0.002, f"{ACTOR}.policy_loss.ppo_kl_coef": 1.0},
+            {"algorithm": "kl_cov", "cov_fraction": 0.002, "cov_penalty": 1.0},
+        ),
+        ({MODE: "dro", f"{ACTOR}.policy_loss.dro_beta": 0.3}, {"algorithm": "dro", "drift_penalty": 0.3}),
+        ({MODE: "gspo", f"{ACTOR}.clip_ratio_low": 3e-4}, {"algorithm": "gspo", "clip_low": 3e-4}),
+        ({"algorithm.adv_estimator": "grpo_vectorized"}, {"algorithm": "grpo", "leave_one_out": False}),
+        ({"algorithm.adv_estimator": "rloo_vectorized"}, {"algorithm": "rloo"}),
+        ({"algorithm.adv_estimator": "optimal_token_baseline"}, {"algorithm": "optimal_token_baseline"}),
+        # One update per step: no ratio is 1 either.
+        ({MODE: "gpg", "data.train_batch_size": 256, f"{ACTOR}.ppo_mini_batch_size": 256}, {"algorithm": "grpo"}),
+    ],
+    ids=lambda value: str(value.get(MODE, value.get("algorithm.adv_estimator", ""))) if isinstance(value, dict) else "",
+)
+def test_losses_and_estimators_of_verl_are_algorithms_by_name(said: dict[str, Any], expected: dict[str, Any]) -> None:
+    made = translate(Given("verl", {**BASE, **said}))
+    assert made.features == []
+    config: Any = load_config(made.config, for_cluster=True)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "feature"),
+    [
+        ({MODE: "gpg", f"{ACTOR}.ppo_epochs": 2}, "a policy gradient without a ratio for several updates per step"),
+        ({MODE: "bypass_mode"}, "the loss bypass_mode: one of vanilla, gspo, cispo, sapo"),
+        ({MODE: "sapo", "algorithm.adv_estimator": "rloo"}, "the loss sapo with rloo"),
+        ({MODE: "dppo_tv", f"{ACTOR}.loss_agg_mode": "seq-mean-token-mean"}, "dppo_tv with the average"),
+        ({MODE: "dro"}, "dro without a positive dro_beta"),
+        ({"algorithm.adv_estimator": "remax"}, "the advantage remax (`algorithm: rloo`"),
+        ({"algorithm.adv_estimator": "gdpo"}, "the advantage gdpo (`algorithm: gdpo`"),
+        ({"algorithm.adv_estimator": "mine"}, "the advantage mine: one of grpo"),
+    ],
+)
+def test_what_verl_knows_and_nemorl_does_not_is_refused_with_what_comes_close(
+    said: dict[str, Any], feature: str
+) -> None:
+    (found,) = translate(Given("verl", {**BASE, **said})).features
+    assert found.startswith(feature)
+
+
+def test_dppo_is_not_corrected_for_the_sampler_twice() -> None:
+    said = {MODE: "dppo_tv", "algorithm.rollout_correction.rollout_is": "token"}
+    made = translate(Given("verl", {**BASE, **said}))
+    assert made.config.get("importance_correction") is None
+    assert "algorithm.rollout_correction.rollout_is" in {change.key for change in made.changes}

@@ -31,7 +31,7 @@ def test_a_recorded_episode_is_the_sample_that_was_recorded() -> None:
     sample = Sample(
         Prompt(3, "2+2=", (5, 6), answer="4"), (5, 6, 7, 8, 9), (False, False, True, False, True),
         (0.0, 0.0, -0.5, 0.0, -0.25), score, "9", "length", 2, (3, 4), ((2, 0.25), (4, 0.25)),
-        (Branch((5, 9), (False, True), (0.0, -1.5), ((1, 0.0),)),),
+        (Branch((5, 9), (False, True), (0.0, -1.5), ((1, 0.0),), ((1, 4),)),), ((2, 3), (4, 4)),
     )  # fmt: skip
     table = table_of(Rollout("run", "train", 4, 0.0, [Group(3, [sample])]), lambda ids: " ".join(map(str, ids)))
     (row,) = table.to_pylist()

@@ -42,6 +42,10 @@ class GroupNormalization(RewardShaping):
             name = self.advantage.flavour
             yield from contradictions(self, "advantage", ADVANTAGES[name], name)
 
+    @property
+    def is_linear_in_rewards(self) -> bool:
+        return not self.normalize_std
+
     def advantages(self, samples: Samples) -> list[float]:
         """Shaped rewards against mean and spread of their group, in sample order (arXiv:2402.03300)."""
         return group_advantages(

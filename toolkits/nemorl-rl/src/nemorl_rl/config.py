@@ -22,6 +22,7 @@ from nemorl_rl.declared_metrics import ROLLOUT_METRICS
 from nemorl_rl.placement.place import place
 from nemorl_rl.rollouts.outcomes import OutcomeTable
 from nemorl_rl.rollouts.recording import RecordingConfig
+from nemorl_rl.rollouts.reward_penalties import RewardPenalties
 from nemorl_rl.serving.snapshots import holds_adapters
 
 
@@ -108,6 +109,8 @@ class RolloutConfig(Config):
     """Responses scored at the same time, or episodes of agents. Raise it for environments that wait on a network."""
     on_outcome: OutcomeTable = Field(default_factory=OutcomeTable)
     """What is learnt from episodes that end without a verdict."""
+    reward_penalties: RewardPenalties | None = None
+    """Faults of writing for which an episode earns 0, in validation too. Unset: none."""
     min_group: int = Field(1, ge=1, le=100_000)
     """Verdicts that a group needs: one with fewer trains nothing. A baseline of two responses is a loud one."""
     breaker: Annotated[BreakerConfig, RESUMABLE] = Field(default_factory=BreakerConfig)
@@ -218,9 +221,21 @@ class RolloutRunConfig(RunConfig):
     def sampler(self) -> GenerationConfig:
         return self.generation
 
+    @property
+    def is_linear_in_rewards(self) -> bool:
+        """Advantages are linear in the rewards of a prompt, so that an expected reward may stand for one."""
+        return False
+
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         yield from self.interpreter_problems("generation", self.generation)
+        if self.rollouts.on_outcome.censored is not None and not self.is_linear_in_rewards:
+            yield ConfigIssue(
+                "rollouts.on_outcome.censored",
+                f"{self.algorithm or type(self).__name__} does more with rewards than to subtract the mean of their "
+                "group, and an expected reward can take the place of a reward in means alone",
+                "use rloo, dr_grpo, or grpo and its kin with normalize_std: false; or leave it out",
+            )
         yield from self._generation_problems()
         yield from self._turn_problems()
 

@@ -41,6 +41,7 @@ from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
 from nemorl_rl.rollouts.prompts import to_prompts
 from nemorl_rl.rollouts.recording import NoRecorder, RolloutRecorder
 from nemorl_rl.rollouts.rehearsal import rehearse, reward_problems
+from nemorl_rl.rollouts.reward_penalties import PenaliseEpisodes
 from nemorl_rl.rollouts.schedule import Settled
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
@@ -269,7 +270,11 @@ class RolloutTrainer(BaseTrainer[R]):
             self.generation = self.resources.generation_policy()
         pool = run.own(EnvironmentPool.from_config(self.environment, config.rollouts), "close")
         limit = config.policy.max_sequence_tokens
-        self.rollouts = RolloutEngine(self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer)
+        penalties = config.rollouts.reward_penalties
+        penalise = None if penalties is None else PenaliseEpisodes.of(penalties, self.tokenizer)
+        self.rollouts = RolloutEngine(
+            self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer, penalise=penalise
+        )
         open_records = OPEN_RECORDS.filled() if config.records.max_gib > 0 else None
         if open_records is not None:
             self.recorder = run.own(open_records(self), "close")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from nemorl_compat.conversions.data import data, environment
 from nemorl_compat.conversions.generation import generation, validation
-from nemorl_compat.conversions.losses import algorithm, loop, loss, minibatches, rewards
+from nemorl_compat.conversions.losses import algorithm, loop, loss, minibatches, penalties, rewards
 from nemorl_compat.conversions.models import backend, critic, lora, optimizer, teacher, tokenizer
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.conversions.run import checkpoints, cluster, loggers
@@ -28,6 +28,7 @@ PARTS: Mapping[str, Callable[[OldConfig, Pieces], None]] = {
         minibatches,
         loss,
         rewards,
+        penalties,
         data,
         environment,
         checkpoints,

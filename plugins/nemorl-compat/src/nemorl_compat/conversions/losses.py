@@ -159,3 +159,10 @@ def _shaping(old: OldConfig, new: Pieces, path: str) -> None:
     new.put_given("overlong_penalty.max_response_tokens", longest)
     new.put("overlong_penalty.buffer_tokens", old.get(f"{path}.overlong_buffer_length", 128))
     new.put("overlong_penalty.penalty", old.get(f"{path}.overlong_buffer_penalty", 1.0))
+
+
+def penalties(old: OldConfig, new: Pieces) -> None:
+    """Tokens for which an episode earns 0, which a switch turns on."""
+    unwanted = old.get("reward_penalties.token_ids.unwanted")
+    if old.family == "grpo" and old.get("reward_penalties.penalize_unwanted_tokens") and unwanted is not None:
+        new.put("rollouts.reward_penalties.unwanted_tokens", unwanted if isinstance(unwanted, list) else [unwanted])

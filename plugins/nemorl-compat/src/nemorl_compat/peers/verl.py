@@ -7,17 +7,10 @@ from typing import Any
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.peers import common
 from nemorl_compat.peers.reading import Given
+from nemorl_compat.peers.verl_losses import ACTOR, algorithm, correction, loss
 from nemorl_compat.peers.verl_training import adapters, backend, gradients, schedule
 
-ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-ESTIMATORS = {
-    "grpo": "grpo",
-    "rloo": "rloo",
-    "reinforce_plus_plus": "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
-}
-AVERAGES = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum": "sequence_sum"}
-KL_TYPES = {"low_var_kl": "k3", "k3": "k3", "k2": "k2", "mse": "k2"}
+ROLLOUT, MODEL = "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 NESTED = {
     "data.apply_chat_template_kwargs": "policy.tokenizer.chat_template_kwargs",
     "actor_rollout_ref.model.override_config": "policy.hf_config_overrides",
@@ -188,24 +181,6 @@ def validation(given: Given, new: Pieces) -> None:
     new.put("validation.max_samples", most if most > 0 else common.ALL_ROWS)
 
 
-def algorithm(given: Given, new: Pieces) -> None:
-    """The algorithm and its advantage."""
-    estimator = given.word("algorithm.adv_estimator", "gae")
-    mode = given.word(f"{ACTOR}.policy_loss.loss_mode", "vanilla")
-    if estimator not in ESTIMATORS:
-        what = "PPO with a critic" if estimator == "gae" else f"the advantage {estimator}"
-        said = " (not translated)" if given.has("algorithm.adv_estimator") else ", verl's default (not translated)"
-        new.miss("algorithm.adv_estimator", f"{what}{said}")
-        return
-    new.put("algorithm", ESTIMATORS[estimator])
-    if mode in ("gspo", "cispo") and estimator == "grpo":
-        new.put("algorithm", mode)
-    elif mode != "vanilla":
-        new.miss(f"{ACTOR}.policy_loss.loss_mode", f"the loss {mode} with {estimator}")
-    if estimator == "grpo":
-        common.advantage(new, "verl", divides=bool(given.get("algorithm.norm_adv_by_std_in_grpo", True)))
-
-
 def discount(given: Given, new: Pieces) -> None:
     discounts = new.values["algorithm"] == "reinforce_plus_plus"
     for key in ("algorithm.gamma", "algorithm.lam"):
@@ -215,52 +190,6 @@ def discount(given: Given, new: Pieces) -> None:
             new.miss(key, "rewards that are discounted token by token")
         else:
             new.differ(key, "without a critic there is nothing to discount")
-
-
-def loss(given: Given, new: Pieces) -> None:
-    clip = given.number(f"{ACTOR}.clip_ratio", 0.2)
-    low, high = given.number(f"{ACTOR}.clip_ratio_low", clip), given.number(f"{ACTOR}.clip_ratio_high", clip)
-    if clip != 0.2 and not given.has(f"{ACTOR}.clip_ratio_low"):
-        new.differ(
-            f"{ACTOR}.clip_ratio",
-            "it is taken for both bounds; verl's own defaults of clip_ratio_low and _high are 0.2",
-        )
-    values: dict[str, Any] = {"clip_low": low, "clip_high": high}
-    average = given.word(f"{ACTOR}.loss_agg_mode", "token-mean")
-    if new.values["algorithm"] == "cispo":  # bounds of a token's weight, and no second one
-        values = {}
-        new.put("ratio_cap", 1 + high)
-        new.put("ratio_floor", max(0.0, 1 - low))
-        if average != "token-mean":
-            new.miss(f"{ACTOR}.loss_agg_mode", f"CISPO with the average {average}")
-    elif new.values["algorithm"] != "gspo":
-        values["dual_clip"] = given.number(f"{ACTOR}.clip_ratio_c", 3.0)
-        if average not in AVERAGES:
-            new.miss(f"{ACTOR}.loss_agg_mode", f"the average {average}")
-        values["loss_aggregation"] = AVERAGES.get(average, "token")
-    kind = given.word(f"{ACTOR}.kl_loss_type", "low_var_kl")
-    is_on = bool(given.get(f"{ACTOR}.use_kl_loss", False))
-    if is_on and kind not in KL_TYPES:
-        new.miss(f"{ACTOR}.kl_loss_type", f"the KL {kind} by its derivative")
-    values |= {"kl_in": "loss", "kl_type": KL_TYPES.get(kind, "k3") if is_on else "k3", "kl_gradient": "estimator"}
-    values |= {"kl_importance_weights": False, "kl_input_clamp": 20.0, "kl_output_clamp": 10.0}
-    common.loss(new, "verl", values, given.number(f"{ACTOR}.kl_loss_coef", 0.001) if is_on else 0.0)
-
-
-def correction(given: Given, new: Pieces) -> None:
-    place = "algorithm.rollout_correction"
-    cap = given.number(f"{ACTOR}.tis_imp_ratio_cap", -1)
-    if cap > 0:
-        new.put("importance_correction", {"kind": "truncated", "cap": cap})
-    per = given.get(f"{place}.rollout_is")
-    if per is not None:
-        bound = given.get(f"{place}.rollout_is_threshold", 2.0)
-        if isinstance(bound, str):  # "low_high"
-            new.miss(f"{place}.rollout_is_threshold", "importance weights that are cut at both ends")
-            return
-        new.put("importance_correction", {"kind": "truncated", "cap": bound, "per": per})
-    if given.has(f"{place}.rollout_rs"):
-        new.miss(f"{place}.rollout_rs", "rejection of responses by verl's rules")
 
 
 def groups(given: Given, new: Pieces) -> None:

@@ -45,6 +45,10 @@ class DrGRPOConfig(RewardShaping, ClippedRatio, PolicyGradientConfig):
     def averages_over(self) -> LossAggregation:
         return "sequence"
 
+    @property
+    def is_linear_in_rewards(self) -> bool:
+        return True
+
 
 class DrGRPOTrainer(PolicyGradientTrainer[DrGRPOConfig]):
     """GRPO done right (arXiv:2503.20783)."""

@@ -38,6 +38,10 @@ class RLOOConfig(RewardShaping, ClippedConfig):
     """Name of the algorithm."""
     loss_estimator: ClassVar[KLType] = "k2"
 
+    @property
+    def is_linear_in_rewards(self) -> bool:
+        return True
+
 
 class RLOOTrainer(PolicyGradientTrainer[RLOOConfig]):
     """REINFORCE with a leave-one-out baseline (arXiv:2402.14740)."""

@@ -249,6 +249,7 @@ class Seen:
         trainer: Any = variant.config.build()
         assert isinstance(trainer, PolicyGradientTrainer), "its config is of the family"
         trainer.setup()
+        trainer.progress.step = before.step
         samples, config, loss = variant.kept(before.samples, before.step), variant.config, trainer.loss
         places = {id(part): place for place, part in enumerate(before.samples.sequences)}
         tokens = everything.select([places[id(part)] for part in samples.sequences])

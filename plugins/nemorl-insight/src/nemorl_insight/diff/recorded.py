@@ -122,6 +122,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
             tuple(one["mask"]),
             tuple(one["generation_logprobs"]),
             tuple(earned.get(number, ())),
+            _version_runs(one),
         )
         for number, one in enumerate(others, start=1)
     )
@@ -137,7 +138,13 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         tuple(row["weight_versions"]),
         tuple(earned.get(0, ())),
         branches,
+        _version_runs(first),
     )
+
+
+def _version_runs(sequence: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Files of older versions have none."""
+    return tuple((run["start"], run["version"]) for run in sequence.get("version_runs") or ())
 
 
 def with_recorded_reference(

@@ -50,6 +50,7 @@ class _Sequence:
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turn_rewards: list[tuple[int, float]] = field(default_factory=list)
+    version_runs: list[tuple[int, int]] = field(default_factory=list)
     spans: list[tuple[int, Span]] = field(default_factory=list)
     """(one beyond its last token, when it was made) of each turn."""
 
@@ -66,11 +67,16 @@ class _Sequence:
         self.token_ids += [*context, *answer.token_ids]
         self.mask += [False] * len(context) + [True] * len(answer.token_ids)
         self.logprobs += [*([0.0] * len(context)), *answer.logprobs]
+        begin = len(call.prompt_ids)
+        for start, version in zip(answer.version_starts, answer.weight_versions, strict=False):
+            if not self.version_runs or self.version_runs[-1][1] != version:
+                self.version_runs.append((begin + start, version))
         if reward is not None:
             self.turn_rewards.append((len(self.token_ids) - 1, reward))
 
-    def branch(self) -> Branch:
-        fields = (self.token_ids, self.mask, self.logprobs, self.turn_rewards)
+    def branch(self, *, has_runs: bool = True) -> Branch:
+        runs = self.version_runs if has_runs else ()
+        fields = (self.token_ids, self.mask, self.logprobs, self.turn_rewards, runs)
         return Branch(*map(tuple, fields))  # type: ignore[arg-type]
 
 
@@ -140,8 +146,8 @@ def plain_sample(
 ) -> TimedSample:
     """:func:`to_sample` for calls in their order, the score left as it is; ``versions`` where no call says any."""
     made = _sequences(calls, turn_rewards)
-    first, *others = [sequence.branch() for sequence in made] or [_untouched(prompt)]
     known = {version for call in calls for version in call.completion.weight_versions}
+    first, *others = [each.branch(has_runs=len(known) > 1) for each in made] or [_untouched(prompt)]
     return TimedSample(
         prompt=prompt,
         token_ids=first.token_ids,
@@ -154,6 +160,7 @@ def plain_sample(
         turns=len(calls),
         weight_versions=tuple(sorted(known or versions)),
         branches=tuple(others),
+        version_runs=first.version_runs,
         span=span,
         media=tuple(dict.fromkeys(chain(prompt.media, *(call.media for call in calls)))),
         turn_spans=tuple(TurnSpan(number, *turn) for number, one in enumerate(made) for turn in one.spans),

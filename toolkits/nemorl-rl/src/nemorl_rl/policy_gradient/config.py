@@ -234,6 +234,10 @@ class PolicyGradientConfig(UpdatesConfig):
     off_policy_mask: float | None = Field(None, gt=0)
     """Responses of negative advantage train nothing once the policy has left them: where the mean of generation -
     policy log-prob over their tokens is above this, in nats. 0.5 is typical. Unset: all train."""
+    max_token_staleness: int | None = Field(None, ge=0)
+    """Asynchronous runs: tokens train nothing whose weights are more than this many updates older than those that
+    learn. The rest of their response does: a bound on each token, where ``rollouts.max_staleness`` is one on groups.
+    Unset: all train."""
     high_entropy_frac: float | None = Field(None, gt=0, lt=1)
     """Share of the batch's tokens that train: those where the policy was least sure (arXiv:2506.01939, which takes
     0.2). Costs a forward pass where there is one update per step. Unset: all train."""
@@ -259,6 +263,7 @@ class PolicyGradientConfig(UpdatesConfig):
             yield ConfigIssue(
                 "dynamic_sampling", "groups of one response never differ", "sample more, or set it to false"
             )
+        yield from self._staleness_problems()
         if self.filtered_logprobs:
             yield from self._filter_problems()
         for name in self.moment_options:
@@ -272,6 +277,20 @@ class PolicyGradientConfig(UpdatesConfig):
         """Options that are set and read the whole distribution at each token."""
         asked = {"high_entropy_frac": self.high_entropy_frac, "entropy_bonus": self.entropy_bonus}
         return tuple(name for name, value in asked.items() if value)
+
+    def _staleness_problems(self) -> Iterator[ConfigIssue]:
+        """A bound on tokens that no token exceeds."""
+        limit, rollouts = self.max_token_staleness, self.rollouts
+        if limit is None:
+            return
+        if rollouts.mode == "sync":
+            yield ConfigIssue("max_token_staleness", "no token of a synchronous run is stale", "leave it out")
+        elif rollouts.on_stale != "train" and limit >= rollouts.max_staleness:
+            yield ConfigIssue(
+                "max_token_staleness",
+                f"no token is older than rollouts.max_staleness = {rollouts.max_staleness} updates",
+                "lower it, or set rollouts.on_stale: train",
+            )
 
     def _filter_problems(self) -> Iterator[ConfigIssue]:
         """Options that cannot be combined with log-probs of a truncated distribution."""

@@ -62,6 +62,18 @@ POLICY_GRADIENT_METRICS: Mapping[str, MetricInfo] = {
         "`off_policy_mask`: share of tokens whose response the policy has left",
         "growth: the samples are too old, or the engines differ",
     ),
+    "train/token_staleness": MetricInfo(
+        "Age of tokens",
+        "updates",
+        "`max_token_staleness`: updates between sampling a token and learning from it",
+        "growth",
+    ),
+    "train/stale_masked_frac": MetricInfo(
+        "Tokens that train",
+        "share",
+        "`max_token_staleness`: share of tokens that are too old",
+        "more than a few in a hundred: sampling is wasted; raise the bound, or sample faster",
+    ),
     "train/sequence_mult_prob_error": MetricInfo(
         "Sampler mismatch of responses",
         meaning=f"{_DISAGREE}mean `token_mult_prob_error` of a response",

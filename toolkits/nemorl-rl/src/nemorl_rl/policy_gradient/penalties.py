@@ -6,8 +6,6 @@ the runs of sampled tokens of a sample; their text is decoded with its special t
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -17,6 +15,8 @@ from nemorl.errors import ConfigIssue
 from nemorl.metrics import Mean, Metric
 from nemorl.types import Sample, Samples
 from pydantic import Field
+
+from nemorl_rl.rollouts.messages import Turn, turns, without_calls
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
@@ -62,43 +62,6 @@ class MessagePenalties(Config):
         return {fault: advantage for fault, advantage in asked.items() if advantage is not None}
 
 
-@dataclass(frozen=True)
-class Turn:
-    """The tokens of one message of the policy, within its sample.
-
-    Example:
-        >>> Turn(begin=4, end=9, context=0).end
-        9
-    """
-
-    begin: int
-    end: int
-    context: int
-    """Where the text begins that it answers: the prompt, or what the environment said last"""
-
-
-def turns(sample: Sample) -> list[Turn]:
-    """The messages of a sample, in order: its runs of sampled tokens.
-
-    Example:
-        >>> from nemorl.types import Prompt, Score
-        >>> mask = (False, True, True, False, True)
-        >>> sample = Sample(Prompt(0, "?", (1,)), (1, 2, 3, 4, 5), mask, (0.0,) * 5, Score(0.0), "", "stop")
-        >>> turns(sample)
-        [Turn(begin=1, end=3, context=0), Turn(begin=4, end=5, context=3)]
-    """
-    found: list[Turn] = []
-    mask, previous = (*sample.response_mask, False), 0
-    begin: int | None = None
-    for position, is_sampled in enumerate(mask):
-        if is_sampled and begin is None:
-            begin = position
-        elif not is_sampled and begin is not None:
-            found.append(Turn(begin, position, previous))
-            begin, previous = None, position
-    return found
-
-
 def has_invalid_tool_call(text: str, tags: Sequence[str]) -> bool:
     """A tag of a tool call stands in the text outside any whole call.
 
@@ -108,8 +71,7 @@ def has_invalid_tool_call(text: str, tags: Sequence[str]) -> bool:
         (False, True)
     """
     for tag in tags:
-        element = re.compile(rf"<{re.escape(tag)}>((?:(?!</?{re.escape(tag)}>).)*)</{re.escape(tag)}>", re.DOTALL)
-        rest = element.sub(lambda found: "" if _is_call(found[1]) else found[0], text)
+        rest = without_calls(text, tag)
         if f"<{tag}>" in rest or f"</{tag}>" in rest:
             return True
     return False
@@ -194,12 +156,3 @@ def _fault(
         if has_malformed_thinking(text, before, penalties.thinking_tags, is_cut=is_cut):
             return "malformed_thinking"
     return None
-
-
-def _is_call(text: str) -> bool:
-    """A JSON object with a ``name``, as chat templates write tool calls."""
-    try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(call, dict) and isinstance(call.get("name"), str) and bool(call["name"])

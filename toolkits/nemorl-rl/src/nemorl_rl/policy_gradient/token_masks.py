@@ -69,6 +69,38 @@ class OffPolicyMask:
 
 
 @dataclass(frozen=True)
+class StaleTokenMask:
+    """Tokens of weights that are too old teach nothing; the rest of their response does.
+
+    staleness_t = version of the weights that learn - version of the weights that token t was sampled from
+    kept_t = staleness_t <= limit
+
+    The bound of asynchronous runs is on a group's oldest token. This one is on each token, so a response that is
+    sampled over many updates, as those of hard tasks are, still teaches by its end.
+
+    Example:
+        >>> batch = TokenBatch.from_sequences([[5, 6, 7]], [[False, True, True]])
+        >>> batch = batch.with_tokens(staleness=torch.tensor([3.0, 3.0, 1.0]))
+        >>> StaleTokenMask(limit=2)(torch.zeros(3), batch)[0].tolist()
+        [False, False, True]
+    """
+
+    requires: ClassVar[frozenset[str]] = frozenset({"staleness"})
+
+    limit: int
+    """Versions, which count the trainer's steps."""
+
+    def __call__(self, policy_logprobs: Tensor, batch: TokenBatch) -> tuple[Tensor, dict[str, Metric]]:
+        staleness = batch["staleness"]
+        kept = staleness <= self.limit
+        metrics: dict[str, Metric] = {
+            "token_staleness": masked_mean(staleness, batch.mask),
+            "stale_masked_frac": masked_mean((~kept).float(), batch.mask),
+        }
+        return kept, metrics
+
+
+@dataclass(frozen=True)
 class MarkHighEntropy:
     """The field ``high_entropy`` [N] bool: the share of the batch's trained tokens where the policy was least sure.
 

@@ -28,6 +28,7 @@ from nemorl_rl.trainer import RolloutTrainer
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
+    from torch import Tensor
 
     from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
     from nemorl_rl.policy_gradient.token_masks import TokenMask
@@ -116,7 +117,17 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
             temperature=self.config.generation.temperature,
             drop=self.dropped(samples),
         )
+        if self.config.max_token_staleness is not None:
+            batch = batch.with_tokens(staleness=self.staleness(samples))
         return replace(batch, keep=self.config.token_filter)
+
+    def staleness(self, samples: Samples) -> Tensor:
+        """[N] float32: updates between the weights that each token was sampled from and those of before this step."""
+        import torch
+
+        learning = self.progress.step - 1
+        ages = [learning - version for part in samples.sequences for version in part.token_versions]
+        return torch.tensor(ages, dtype=torch.float32)
 
     def build_transforms(self) -> list[BatchTransform]:
         """The batch transforms of the config's knobs: what is left out, token-level credit, then penalties."""
@@ -163,10 +174,11 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
     def token_masks(self) -> tuple[TokenMask, ...]:
         """What leaves tokens out of the surrogate, as the config asks for it."""
-        from nemorl_rl.policy_gradient.token_masks import HighEntropyMask, OffPolicyMask
+        from nemorl_rl.policy_gradient.token_masks import HighEntropyMask, OffPolicyMask, StaleTokenMask
 
         config = self.config
         return (
+            *(() if config.max_token_staleness is None else (StaleTokenMask(config.max_token_staleness),)),
             *(() if config.off_policy_mask is None else (OffPolicyMask(config.off_policy_mask),)),
             *(() if config.high_entropy_frac is None else (HighEntropyMask(),)),
         )

@@ -95,17 +95,20 @@ class RolloutEngine:
         *,
         max_sequence_tokens: int,
         timer: Timer | None = None,
+        penalise: Callable[[Sample], Sample] | None = None,
     ) -> None:
         self.policy = policy
         self.environments = environments
         self.tokenizer = tokenizer
         self.max_sequence_tokens = max_sequence_tokens
         self.timer = timer or Timer()
+        self.penalise = penalise
+        """What becomes of an episode for how it is written (``rollouts.reward_penalties``)."""
 
     def with_timer(self, timer: Timer) -> RolloutEngine:
         """The same engine, its seconds counted elsewhere: a timer belongs to one thread."""
-        limit = self.max_sequence_tokens
-        return RolloutEngine(self.policy, self.environments, self.tokenizer, max_sequence_tokens=limit, timer=timer)
+        limit, parts = self.max_sequence_tokens, (self.policy, self.environments, self.tokenizer)
+        return RolloutEngine(*parts, max_sequence_tokens=limit, timer=timer, penalise=self.penalise)
 
     def collect(self, prompts: Sequence[Prompt], plan: RolloutPlan, *, seed: int) -> Samples:
         """G trajectories for each prompt, scored; groups contiguous and in prompt order.
@@ -150,7 +153,8 @@ class RolloutEngine:
                     first = (table.max_refills - left + 1) * size  # a number, and with it a seed, that no other has
                     again[index] = range(first, first + lost)
                 else:
-                    yield table.settled(kept.pop(index))
+                    ended = kept.pop(index)
+                    yield table.settled(ended if self.penalise is None else [self.penalise(one) for one in ended])
             if not again:
                 return
             prompts, numbers = [prompt for prompt in prompts if prompt.index in again], again

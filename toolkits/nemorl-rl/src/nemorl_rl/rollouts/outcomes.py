@@ -19,6 +19,8 @@ from nemorl.metrics import Mean, Metric
 from nemorl.types import Outcome, Sample
 from pydantic import Field
 
+from nemorl_rl.rollouts.censoring import expected_below
+
 Fate = float | Literal["lowest", "drop", "refill", "partial"]
 """The consequence of an end: this reward; the lowest reward of the group, at most 0; no verdict at all; the same after
 other samples were asked for; the reward that the environment gave."""
@@ -52,6 +54,10 @@ class OutcomeTable(Config):
     """A request of the policy's was refused, which ended it."""
     cancelled: Fate = "drop"
     """Given up from outside."""
+    censored: Literal["upper"] | None = None
+    """Experimental. ``upper``: the reward of an ``environment_timeout``, a number or ``partial``, is the most that the
+    episode could have earned. It gets what its group's verdicts at or below that say is to be expected. Only for
+    advantages that are linear in the rewards of a group. Unset: the reward is what it earned."""
     max_refills: int = Field(2, ge=0, le=100)
     """``refill``: times that one episode is asked for again."""
 
@@ -61,6 +67,13 @@ class OutcomeTable(Config):
             fate = self.fate(outcome)
             if isinstance(fate, float) and not math.isfinite(fate):
                 yield ConfigIssue(outcome, f"{fate} is no reward", "give a number, drop, refill, lowest or partial")
+        if (
+            self.censored is not None
+            and isinstance(self.environment_timeout, str)
+            and self.environment_timeout != "partial"
+        ):
+            message = f"environment_timeout: {self.environment_timeout} has no reward that could be a bound"
+            yield ConfigIssue("censored", message, "set environment_timeout: partial, or the most that can be earned")
         if "refill" in map(self.fate, OUTCOMES) and not self.max_refills:
             yield ConfigIssue("max_refills", "0 refills nothing", "raise it, or say drop in place of refill")
 
@@ -95,7 +108,8 @@ class OutcomeTable(Config):
         """
         judged = [one.reward for one in group if one.score.valid and self.fate(outcome_of(one)) == "partial"]
         lowest = min([0.0, *judged])
-        return [self._settled(sample, lowest) for sample in group]
+        settled = [self._settled(sample, lowest) for sample in group]
+        return settled if self.censored is None else _with_expected_rewards(settled)
 
     def _settled(self, sample: Sample, lowest: float) -> Sample:
         score, outcome = sample.score, outcome_of(sample)
@@ -109,6 +123,24 @@ class OutcomeTable(Config):
         if score.outcome != outcome:
             score = replace(score, outcome=outcome)
         return sample if score is sample.score else replace(sample, score=score)
+
+
+def _with_expected_rewards(group: Sequence[Sample]) -> list[Sample]:
+    """Those of ``environment_timeout`` take their reward for a bound; ``reward_bound`` of their metrics says it."""
+    judged = [one for one in group if one.score.valid]
+    known = [one.reward for one in judged if one.score.outcome != "environment_timeout"]
+    bounds = [one.reward for one in judged if one.score.outcome == "environment_timeout"]
+    expected = iter(expected_below(known, bounds))
+
+    def uncensored(sample: Sample) -> Sample:
+        score = sample.score
+        if not score.valid or score.outcome != "environment_timeout":
+            return sample
+        metrics = {**score.metrics, "reward_bound": score.reward}
+        score = replace(score, reward=next(expected), components={}, metrics=metrics, turn_rewards=())
+        return replace(sample, score=score, turn_rewards=())
+
+    return [uncensored(sample) for sample in group]
 
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)

@@ -30,6 +30,7 @@ TURN = pa.struct(
         ("ended_s", pa.float64()),
     ]
 )
+RUNS = pa.list_(pa.struct([("start", pa.int32()), ("version", pa.int32())]))
 SEQUENCE = pa.struct(
     [
         ("token_ids", pa.list_(pa.int32())),
@@ -40,6 +41,7 @@ SEQUENCE = pa.struct(
         ("reference_logprobs", FLOATS),
         ("advantages", FLOATS),
         ("loss_weights", FLOATS),
+        ("version_runs", RUNS),
     ]
 )
 SCHEMA = pa.schema(

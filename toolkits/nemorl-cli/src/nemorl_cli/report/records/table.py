@@ -14,7 +14,7 @@ from nemorl.types import Sample
 from nemorl_rl.rollouts.outcomes import outcome_of
 
 from nemorl_cli.report.records.columns import doubles, field_lists, named_numbers, strings, token_lists
-from nemorl_cli.report.records.schema import SCHEMA, SEQUENCE
+from nemorl_cli.report.records.schema import RUNS, SCHEMA, SEQUENCE
 from nemorl_cli.report.records.tokens import FIELDS, Tokens, Trained
 from nemorl_cli.report.records.turns import Decode, turns_column
 
@@ -67,7 +67,7 @@ def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
         **_of_tokens(rollout, samples, tokens),
         **_of_times(samples, rollout.began_s),
         "turns": turns_column(samples, tokens, decode, prompt_texts, rollout.began_s),
-        "sequences": _sequences(tokens),
+        "sequences": _sequences(tokens, [part.version_runs for sample in samples for part in sample.sequences]),
     }
     arrays = [_as(columns[field.name], field.type) for field in SCHEMA]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
@@ -147,13 +147,15 @@ def _filtered(rollout: Rollout, samples: Sequence[Sample], tokens: Tokens) -> It
             yield "invalid" if not sample.score.valid else "overlong" if sample.truncated else "disagreement"
 
 
-def _sequences(tokens: Tokens) -> pa.Array:
+def _sequences(tokens: Tokens, runs: Sequence[Sequence[tuple[int, int]]]) -> pa.Array:
+    known = [[{"start": start, "version": version} for start, version in each] or None for each in runs]
     fields = {name: tokens.fields.get(name) for name in FIELDS} | {"advantages": tokens.uneven_advantages}
     columns = {
         "token_ids": token_lists(tokens.token_ids, tokens.starts, pa.int32()),
         "mask": token_lists(tokens.mask, tokens.starts, pa.bool_()),
         "generation_logprobs": token_lists(tokens.generation_logprobs, tokens.starts, pa.float32()),
         **{name: field_lists(field, tokens.lengths) for name, field in fields.items()},
+        "version_runs": pa.array(known, RUNS),
     }
     structs = pa.StructArray.from_arrays([columns[field.name] for field in SEQUENCE], fields=list(SEQUENCE))
     return pa.ListArray.from_arrays(pa.array(tokens.episodes, pa.int32()), structs)

@@ -70,6 +70,7 @@ def _sequence(part: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, An
         "texts": [texts.get(token) for token in ids] if texts else None,
         "mask": [int(bool(chosen)) for chosen in part["mask"] or ()],
         **{name: _short(part[name]) for name in PER_TOKEN},
+        "version_runs": [[run["start"], run["version"]] for run in part.get("version_runs") or ()],
     }
 
 

@@ -72,6 +72,8 @@ export function readout(row, number, place) {
   const names = [["generation_logprobs", "sampler"], ["old_logprobs", "trainer before"], ["policy_logprobs", "trainer after"],
     ["reference_logprobs", "reference"], ["advantages", "advantage"], ["loss_weights", "weight in the loss"]];
   if (!s.mask[place]) return [...said, "not chosen by the policy"].join(" · ");
+  const run = (s.version_runs ?? []).filter(([start]) => start <= place).at(-1);
+  if (run) said.push(`weights of step ${run[1]}`);
   for (const [name, label] of names) if (at(s[name], place) !== null) said.push(`${label} ${short(s[name][place])}`);
   return said.join(" · ");
 }
