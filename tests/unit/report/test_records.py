@@ -95,7 +95,7 @@ def test_an_episode_of_several_sequences_is_one_record(tmp_path: Path) -> None:
     keeper.close()
     forked, plain = rows_of(tmp_path)
     assert [part["token_ids"] for part in forked["sequences"]] == [[5, 6, 7, 8], [5, 9, 4, 3]]
-    assert forked["sequences"][0]["advantages"] is None
+    assert forked["sequences"][0]["advantages"] == [1.0] * 4, "the mean over the episode does not say it"
     assert forked["sequences"][1]["advantages"] == [1.0, 7.0, 1.0, 1.0]
     assert forked["advantage"] == 2.5  # (1 + 1 + 7 + 1) / 4
     assert [(turn["author"], turn["sequence"], turn["text"]) for turn in forked["turns"]] == [

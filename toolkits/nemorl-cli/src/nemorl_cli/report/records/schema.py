@@ -40,6 +40,7 @@ SEQUENCE = pa.struct(
         ("reference_logprobs", FLOATS),
         ("advantages", FLOATS),
         ("loss_weights", FLOATS),
+        ("seat", pa.string()),
     ]
 )
 SCHEMA = pa.schema(
@@ -62,6 +63,7 @@ SCHEMA = pa.schema(
         ("given", pa.string()),
         ("reward", pa.float64()),
         ("components", NUMBERS),
+        ("seats", NUMBERS),
         ("metrics", NUMBERS),
         ("correct", pa.bool_()),
         ("valid", pa.bool_()),
