@@ -67,11 +67,8 @@ def test_rewards_of_whole_episodes_with_as_many_turns_are_grpo() -> None:
 def test_a_discount_fades_a_reward_once_per_turn() -> None:
     # AReaL: from the last turn back, reward[i] += discount * reward[i + 1].
     assert returns_to_go(episode(0.0, 0.0, 1.0), 1.0, 0.5) == [0.25, 0.5, 1.0]
-    assert returns_to_go(episode(1.0, 0.0, 2.0), 4.0, 0.5) == [
-        1.75,
-        1.5,
-        3.0,
-    ]  # 1 is left: 2 + 1, then 0 + 1.5, 1 + 0.75
+    # 1 of 4 is left: 2 + 1, then 0 + 1.5, then 1 + 0.75.
+    assert returns_to_go(episode(1.0, 0.0, 2.0), 4.0, 0.5) == [1.75, 1.5, 3.0]
     # Against an episode of zeros the halves of these remain.
     assert credited([episode(0.0, 0.0, 1.0), episode(0.0, 0.0, 0.0)], turn_discount=0.5) == [
         [0.125, 0.25, 0.5], [-0.125, -0.25, -0.5]
@@ -143,7 +140,7 @@ def test_a_sample_that_does_not_say_has_a_turn_for_each_run_of_tokens_and_each_p
     assert turn_places(sample) == [TurnPlace(0, 1, 3), TurnPlace(0, 3, 4), TurnPlace(0, 5, 6)]
 
 
-def test_a_discount_needs_turns(raises: Any = None) -> None:
+def test_a_discount_needs_turns() -> None:
     with pytest.raises(ValidationError, match="turn_discount"):
         GRPOConfig(model="m", turn_discount=0.9)
     assert DAPOConfig(model="m", credit="turn", turn_discount=0.9).turn_credit(None, None, 1)

@@ -167,10 +167,9 @@ def test_who_is_compared_with_whom(baseline: SeatBaseline, expected: list[float]
 
 def test_solvers_of_one_problem_are_compared_with_each_other_and_proposers_across_problems() -> None:
     names = ("proposer", "solver/1", "solver/2")
-    games = [
-        made([call(n, (1, n), 5, name) for n, name in enumerate(names)], seat_scores(dict(zip(names, rewards, strict=True))))
-        for rewards in ((1.0, 1.0, 0.0), (0.0, 1.0, 1.0))
-    ]  # fmt: skip
+    calls = [call(number, (1, number), 5, name) for number, name in enumerate(names)]
+    rewards = ((1.0, 1.0, 0.0), (0.0, 1.0, 1.0))
+    games = [made(calls, seat_scores(dict(zip(names, each, strict=True)))) for each in rewards]
     seats = by_seat(Samples(games), "hierarchical")
     found = group_advantages(seats.rewards, seats.group_ids, normalize_std=False, leave_one_out=False)
     # Proposers: mean 0.5. Solvers: mean 0.5 in the first episode, 1 in the second.
