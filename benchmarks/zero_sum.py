@@ -3,9 +3,9 @@
     python benchmarks/zero_sum.py --seeds 3
 
 Two seats, ``first`` and ``second``, each put down a card from 0 to 9, unseen by the other. The first seat earns
-``(edge + its card - the other's) / 9``, the second the opposite, so an episode's rewards add up to 0; what is no card counts
-as -1. The best card is a 9 whatever the other does. A random model of two layers plays both seats. ``card`` is the mean
-card of the last five steps, ``steps`` the first step from which the mean of five is at least 8 (``-``: none).
+``(edge + its card - the other's) / 9``, the second the opposite, so an episode's rewards add up to 0; what is no card
+counts as -1. The best card is a 9 whatever the other does. A random model of two layers plays both seats. ``card`` is
+the mean card of the last five steps, ``steps`` the first step from which the mean of five is at least 8 (``-``: none).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CASES: Mapping[str, Case] = {
 
 
 def value_of(card: str) -> int:
-    return int(card) if card in [*map(str, range(BEST + 1))] else -1
+    return int(card) if card in map(str, range(BEST + 1)) else -1
 
 
 def card_game(tokenizer: Any, edge: int, *, has_seats: bool) -> Any:
@@ -65,9 +65,9 @@ def card_game(tokenizer: Any, edge: int, *, has_seats: bool) -> Any:
                 cards.append(value_of(tokenizer.decode(answer.token_ids)))
             won = (edge + cards[0] - cards[1]) / BEST
             metrics = {"card": fmean(cards)}
-            return (
-                seat_scores({"first": won, "second": -won}, metrics=metrics) if has_seats else Score(0.0, {}, metrics)
-            )
+            if not has_seats:
+                return Score(0.0, {}, metrics)
+            return seat_scores({"first": won, "second": -won}, metrics=metrics)
 
     return Cards()
 
