@@ -20,6 +20,7 @@ from nemorl_rl.agents.seats import (
     seat_problems,
     seat_scores,
     trained_seats,
+    with_earned,
 )
 from nemorl_rl.policy_gradient.advantages import group_advantages, over_valid
 from nemorl_rl.policy_gradient.seats import SeatBaseline, by_seat
@@ -132,6 +133,13 @@ def test_a_role_that_is_not_trained_has_no_part_in_the_reward() -> None:
     assert (score.reward, list(score.seats), score.turn_rewards) == (1.0, ["white"], (0.5,))
     assert not trained_seats(score, {"white"}).valid
     assert trained_seats(Score(0.5), {"white"}) == Score(0.5)
+
+
+def test_what_answers_were_given_besides_is_their_seats() -> None:
+    score = with_earned(seat_scores({"white": 1.0, "black": 0.0, "judge": Score(0.0, valid=False)}), {"white": 0.5})
+    assert isinstance(score, SeatScores)
+    assert (score.reward, [one.reward for one in score.seats.values()]) == (0.75, [1.5, 0.0, 0.0])
+    assert with_earned(Score(1.0), {"": 0.5, "white": -0.25}) == Score(1.25)
 
 
 def test_a_frozen_seat_is_refused_by_name() -> None:

@@ -135,6 +135,24 @@ def trained_seats(score: Score, untrained: Collection[str]) -> Score:
     )
 
 
+def with_earned(score: Score, earned: Mapping[str, float]) -> Score:
+    """A score with what answers of seats were given besides, e.g. by a program while it ran.
+
+    Args:
+        score: Of the episode. One without seats gets all of it; a seat that has no score gets none.
+        earned: By seat.
+
+    Example:
+        >>> given = with_earned(seat_scores({"white": 1.0, "black": 0.0}), {"white": 0.5})
+        >>> given.reward, given.seats["white"].reward
+        (0.75, 1.5)
+    """
+    if not isinstance(score, SeatScores):
+        return replace(score, reward=score.reward + sum(earned.values()))
+    seats = {seat: replace(one, reward=one.reward + earned.get(seat, 0.0)) for seat, one in score.seats.items()}
+    return replace(score, reward=_mean([one.reward for one in seats.values() if one.valid]), seats=seats)
+
+
 class Seated:
     """An ``EpisodePolicy`` that asks in the name of a seat.
 
