@@ -10,6 +10,9 @@ import pytest
 from nemorl.base.process.timing import Span
 from nemorl.errors import UsageError
 from nemorl.types import Branch, Completion, Prompt, Sample, Samples, Score
+from nemorl_grpo import GRPOConfig
+from nemorl_grpo.variants.gdpo import components
+from nemorl_ppo import PPOConfig
 from nemorl_rl.agents.placed import PlacedSample, TurnPlace
 from nemorl_rl.agents.record import Call, dense_rewards, to_sample
 from nemorl_rl.agents.seats import (
@@ -254,3 +257,35 @@ def test_each_seat_weighs_as_much_in_the_loss() -> None:
     trained = batch.mask.nonzero().squeeze(1)
     assert batch.loss_weights[trained].tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
     assert batch["advantages"][trained].tolist() == [1.0, 1.0, 1.0, -1.0]
+
+
+# In algorithms
+
+
+def test_dynamic_sampling_keeps_a_prompt_where_a_role_differs() -> None:
+    keep = GRPOConfig(model="m", dynamic_sampling=True).build().rollout_plan.keep
+    assert keep is not None
+    assert keep([game(0, white=1.0, black=-1.0), game(0, white=-1.0, black=1.0)]), "their means are equal"
+    assert not keep([game(0, white=1.0, black=-1.0), game(0, white=1.0, black=-1.0)]), "each role's rewards are equal"
+    shared = GRPOConfig(model="m", dynamic_sampling=True, seat_baseline="shared").build().rollout_plan.keep
+    assert shared is not None
+    assert shared([game(0, white=1.0, black=-1.0), game(0, white=1.0, black=-1.0)])
+
+
+def test_each_reward_of_gdpo_is_a_seats_own() -> None:
+    scores = [{"won": 1.0, "brief": 0.0}, {"won": 0.0, "brief": 1.0}]
+    calls = [call(0, (1,), 2, "white"), call(1, (3,), 4, "black")]
+    games = [
+        made(calls, seat_scores({"white": own, "black": other})) for own, other in (scores, scores[::-1], scores)
+    ]  # fmt: skip
+    seats = by_seat(Samples(games))
+    assert components(seats) == {"brief": [0.0, 1.0, 1.0, 0.0, 0.0, 1.0], "won": [1.0, 0.0, 0.0, 1.0, 1.0, 0.0]}
+
+
+def test_ppo_pays_each_seat_at_its_own_end() -> None:
+    trainer = PPOConfig(model="m", kl_penalty=0.0).build()
+    calls = [call(0, (1,), 2, "white"), call(1, (3,), 4, "black"), call(2, (1, 2, 9), 5, "white")]
+    seats = by_seat(Samples([made(calls, seat_scores({"white": 1.0, "black": -1.0}))]))
+    batch = trainer.with_rewards(trainer.to_batch(seats))
+    # white: 1 2 9 5, black: 3 4
+    assert batch["rewards"].tolist() == [0.0, 0.0, 0.0, 1.0, 0.0, -1.0]
