@@ -15,7 +15,9 @@ from nemorl_agents.programs import AgentConfig
 from nemorl_agents.programs.build import agent_environment
 from nemorl_agents.programs.tools import Toolbox, function_tool
 from nemorl_rl.agents.contract import ContextOverflowError, EpisodePolicy
+from nemorl_rl.agents.seats import Seated, SeatScores, seat_scores
 from recorded_messages import Raises
+from scripted_policy import ScriptedPolicy as Scripted
 
 TOOLS = '''
 import asyncio
@@ -164,6 +166,37 @@ def agent_that(does: Any, **options: Any) -> Any:
         return await does()
 
     return agent_environment(rollout, **options)
+
+
+async def duel(prompt: Prompt, policy: EpisodePolicy) -> Any:
+    for name in ("white", "black"):
+        await Seated(policy, name).chat([{"role": "user", "content": name}])
+    return seat_scores({"white": 1.0, "black": -0.5})
+
+
+@pytest.mark.parametrize(
+    ("seats", "reward", "trained", "scored"),
+    [
+        ({}, 0.25, [True, True], {"white": 1.0, "black": -0.5}),
+        ({"black": "untrained"}, 1.0, [True, False], {"white": 1.0}),
+    ],
+)
+def test_a_coroutine_may_play_several_seats(
+    seats: dict[str, str], reward: float, trained: list[bool], scored: dict[str, float]
+) -> None:
+    policy = Scripted()
+    score = asyncio.run(agent_environment(duel, seats=seats).rollout(Prompt(0, "", (1,)), policy))
+    assert isinstance(score, SeatScores)
+    assert (score.reward, {seat: one.reward for seat, one in score.seats.items()}) == (reward, scored)
+    assert score.metrics["outcome_finished"] == 1.0
+    assert [(asked.options.seat, asked.options.is_trained) for asked in policy.asked] == [
+        *zip(("white", "black"), trained, strict=True)
+    ]
+
+
+def test_a_seat_that_no_engine_can_play_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"(?s)seats\.black.*snapshots"):
+        agent_environment(duel, seats={"black": "frozen"})
 
 
 def test_coroutines_end_in_the_same_ways() -> None:

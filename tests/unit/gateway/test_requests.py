@@ -368,3 +368,21 @@ def test_an_episode_that_is_closed_ends_what_runs(open_talk: Any) -> None:
     threads[0].join()
     assert (answers[0].status_code, error_of(answers[0])["code"]) == (409, "episode_closed")
     assert talk.policy.cancelled == 1
+
+
+# In whose name
+
+
+def test_a_request_may_ask_in_the_name_of_a_seat(talk: Any) -> None:
+    for headers in ({}, {"X-Nemorl-Seat": "solver/2"}, {"x-nemorl-seat": "judge"}):
+        assert talk.post(CHAT, ASK, headers=headers).status_code == 200
+    assert [asked.options.seat for asked in talk.policy.asked] == ["", "solver/2", "judge"]
+    assert talk.episode.traffic.requests == 3
+    answer = talk.post(CHAT, ASK, headers={"x-nemorl-seat": "x" * 101})
+    assert answer.status_code == 400
+
+
+def test_a_retry_of_another_seat_is_no_retry(talk: Any) -> None:
+    first = talk.post(CHAT, ASK, headers={"x-nemorl-seat": "white"}).json()["id"]
+    assert talk.post(CHAT, ASK, headers={"x-nemorl-seat": "white", **RETRY}).json()["id"] == first
+    assert talk.post(CHAT, ASK, headers={"x-nemorl-seat": "black", **RETRY}).json()["id"] != first

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 from nemorl.errors import UsageError
+from nemorl_agents.interop import verifiers_env
 from nemorl_agents.interop.episodes_config import VerifiersEnvConfig, VerifiersEnvTasksConfig
 from nemorl_agents.interop.verifiers_env import env_config, played
+from nemorl_rl.agents.seats import SeatScores
 from pydantic import ValidationError
 from recorded_messages import Raises
 
@@ -47,9 +49,59 @@ def test_the_reward_is_the_mean_over_the_seats_that_the_policy_plays() -> None:
     assert found.score.reward == 0.5  # (0 + 1 + 0.5) / 3
 
 
-def test_a_seat_that_is_not_to_be_trained_needs_a_model_of_its_own(raises: Raises) -> None:
+def test_each_seat_of_the_policy_has_its_own_score() -> None:
+    found = played(
+        told(
+            trace("white", seat="white/1", rewards={"won": [1.0, 2.0]}, metrics={"moves": 3.0}),
+            trace("black", seat="black/1", rewards={"won": [-1.0, -2.0]}),
+            trace("black", seat="black/2", rewards={}),
+            trace("referee", seat="referee/1", is_policy=False, rewards={"won": [9.0, 9.0]}),
+        ),
+        "toy",
+    )
+    assert isinstance(found.score, SeatScores)
+    assert (found.score.reward, found.score.metrics["reward_of_black"]) == (0.0, -2.0)
+    assert {seat: score.reward for seat, score in found.score.seats.items()} == {"white/1": 2.0, "black/1": -2.0}
+    assert dict(found.score.seats["white/1"].components) == {"won": 1.0}
+    assert dict(found.score.seats["white/1"].metrics) == {"moves": 3.0}
+
+
+def test_a_seat_that_is_not_to_be_trained_needs_a_model_of_its_own_or_a_word_in_the_config(raises: Raises) -> None:
+    episode = told(
+        trace(seat="agent/1"), trace("user", seat="user/1", trainable=False, rewards={"kept_up": [-1.0, -1.0]}, turns=9)
+    )
     with raises(UsageError, "user", "toy"):
-        played(told(trace(), trace("user", trainable=False)), "toy")
+        played(episode, "toy")
+    found = played(episode, "toy", {"user"})
+    assert isinstance(found.score, SeatScores)
+    assert (found.score.reward, list(found.score.seats)) == (1.0, ["agent/1"])
+    assert dict(found.metrics) == {"turns": 1.0}, "what the user did is not the agent's"
+
+
+def test_a_role_that_verifiers_trains_can_be_left_out() -> None:
+    game = told(trace("white", rewards={"won": [1.0, 1.0]}), trace("black", rewards={"won": [-1.0, -1.0]}))
+    found = played(game, "toy", {"black"})
+    assert found.score is not None
+    assert found.score.reward == 1.0
+
+
+def test_a_seat_that_no_engine_can_play_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"(?s)seats\.user.*initial weights"):
+        VerifiersEnvConfig(taskset="toy", seats={"user": "frozen"})
+    assert VerifiersEnvConfig(taskset="toy", seats={"user": "untrained"}).seats == {"user": "untrained"}
+
+
+def test_tasks_without_a_prompt_are_rows_of_which_the_environment_speaks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Worker:
+        def ask_now(self, verb: str, **given: Any) -> Any:
+            return [{"prompt": [], "task": {"seed": 3}}]
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(verifiers_env, "loaded", lambda config: Worker())
+    assert verifiers_env.rows(VerifiersEnvTasksConfig(taskset="toy"))["train"] == [
+        {"prompt": [], "verifiers_task": {"seed": 3}}
+    ]
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,17 @@ import pandas
 import pytest
 from datasets import load_dataset
 from nemorl.base.process.timing import Span, TurnSpan
-from nemorl.types import Branch, Prompt, Sample, Samples, Score
+from nemorl.types import Branch, Completion, Prompt, Sample, Samples, Score
 from nemorl_cli.report.records.reading import FOLDER, read_records, record_files
 from nemorl_cli.report.records.schema import HEAVY, SCHEMA
 from nemorl_cli.report.records.selecting import Selection
 from nemorl_cli.report.records.turns import Runs
 from nemorl_cli.report.records.writing import Recorder
+from nemorl_insight.diff.recorded import RecordedStep
+from nemorl_rl.agents.record import Call, to_sample
+from nemorl_rl.agents.seats import seat_scores
+from nemorl_rl.policy_gradient.seats import by_seat
+from nemorl_rl.policy_gradient.turn_credit import returns_to_go
 from nemorl_rl.rollouts.recording import RecordingConfig
 from nemorl_rl.serving.requests import TimedSample
 from nemorl_tensors import TokenBatch
@@ -95,7 +100,7 @@ def test_an_episode_of_several_sequences_is_one_record(tmp_path: Path) -> None:
     keeper.close()
     forked, plain = rows_of(tmp_path)
     assert [part["token_ids"] for part in forked["sequences"]] == [[5, 6, 7, 8], [5, 9, 4, 3]]
-    assert forked["sequences"][0]["advantages"] is None
+    assert forked["sequences"][0]["advantages"] == [1.0] * 4, "the mean over the episode does not say it"
     assert forked["sequences"][1]["advantages"] == [1.0, 7.0, 1.0, 1.0]
     assert forked["advantage"] == 2.5  # (1 + 1 + 7 + 1) / 4
     assert [(turn["author"], turn["sequence"], turn["text"]) for turn in forked["turns"]] == [
@@ -105,6 +110,37 @@ def test_an_episode_of_several_sequences_is_one_record(tmp_path: Path) -> None:
     assert [turn["reward"] for turn in forked["turns"]] == [None, 0.25, None, None, None, None]
     assert plain["advantage"] == -1.0
     assert (forked["tokens"], plain["tokens"]) == (4, 2)
+
+
+def test_an_episode_of_several_seats_is_one_record_from_which_they_are_made_again(tmp_path: Path) -> None:
+    # White answers, black answers what white said, white answers again; black is cut out of the baseline of white.
+    asked = [((1,), 2, "white"), ((1, 9), 3, "black"), ((1, 2, 9), 4, "white")]
+    calls = [
+        Call(number, prompt, Completion((answer,), (-0.5,), "stop"), seat=seat, span=Span(number, number + 0.5))
+        for number, (prompt, answer, seat) in enumerate(asked)
+    ]
+    prompt = Prompt(0, "", ())
+    games = []
+    for won in (1.0, -1.0):
+        score = seat_scores({"white": won, "black": -won}, turn_rewards=(0.25, 0.0, 0.5))
+        games.append(to_sample(prompt, calls, score, "last", version=0, span=Span(0.0, 3.0)))
+    seats = by_seat(Samples(games))
+    keeper = recorder(tmp_path)
+    keeper.rollout(Samples(games), "train", 1, began_s=0.0)
+    keeper.batch(Samples(games), [TokenBatch.from_samples(seats, [1.0, -1.0, -1.0, 1.0])])
+    keeper.close()
+    rows = rows_of(tmp_path)
+    assert [sequence["seat"] for sequence in rows[0]["sequences"]] == ["white", "black"]
+    assert rows[0]["seats"] == [{"name": "white", "value": 1.0}, {"name": "black", "value": -1.0}]
+    assert [sequence["advantages"] for sequence in rows[0]["sequences"]] == [[1.0] * 4, [-1.0] * 3]
+    assert [turn["text"] for turn in rows[0]["turns"]] == ["1", "2", "9", "4", "1 9", "3"]
+    again = by_seat(RecordedStep(rows).samples)
+    assert [(one.prompt.index, one.reward, one.token_ids) for one in again] == [
+        (one.prompt.index, one.reward, one.token_ids) for one in seats
+    ]
+    assert [returns_to_go(one, one.reward, 0.5) for one in again] == [
+        returns_to_go(one, one.reward, 0.5) for one in seats
+    ]
 
 
 def test_turns_are_the_runs_of_the_mask() -> None:

@@ -5,17 +5,21 @@ The blocks that it and its variants are made of are in :mod:`nemorl_rl.policy_gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from nemorl.errors import ConfigIssue
 from nemorl.types import Samples
 from nemorl_rl.policy_gradient.advantages import group_advantages
-from nemorl_rl.policy_gradient.config import ClippedConfig, RewardShaping
+from nemorl_rl.policy_gradient.config import ClippedConfig, RewardShaping, TurnRewards
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from pydantic import Field, model_validator
 
 from nemorl_grpo.flavours import ADVANTAGES, LOSSES, AdvantageFlavour, LossFlavour, contradictions, filled
+
+if TYPE_CHECKING:
+    from nemorl_rl.policy_gradient.updates import BatchTransform
 
 
 class GroupNormalization(RewardShaping):
@@ -48,16 +52,32 @@ class GroupNormalization(RewardShaping):
 
     def advantages(self, samples: Samples) -> list[float]:
         """Shaped rewards against mean and spread of their group, in sample order (arXiv:2402.03300)."""
+        return self.compared(shaped_rewards(samples, self), samples.group_ids)
+
+    def compared(self, values: Sequence[float], group_ids: Sequence[int]) -> list[float]:
+        """Values against mean and spread of their group."""
         return group_advantages(
-            shaped_rewards(samples, self),
-            samples.group_ids,
+            values,
+            group_ids,
             normalize_std=self.normalize_std,
             leave_one_out=self.leave_one_out,
             epsilon=self.std_epsilon,
         )
 
 
-class GRPOConfig(GroupNormalization, ClippedConfig):
+class TurnNormalization(TurnRewards, GroupNormalization):
+    """A block of knobs: GRPO's advantage of whole episodes, or of their turns."""
+
+    def turn_credit(self, low: float | None, high: float | None, min_group: int) -> list[BatchTransform]:
+        if self.credit == "episode":
+            return []
+        from nemorl_rl.policy_gradient.turn_credit import TurnCredit
+
+        rewards = partial(shaped_rewards, config=self)
+        return [TurnCredit(rewards, self.compared, self.turn_discount, low, high, min_group)]
+
+
+class GRPOConfig(TurnNormalization, ClippedConfig):
     """Group relative policy optimisation (arXiv:2402.03300)."""
 
     summary: ClassVar[str] = "Group relative policy optimisation: each response against others to its prompt"

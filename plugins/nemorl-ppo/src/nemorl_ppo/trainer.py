@@ -14,6 +14,7 @@ from nemorl_rl.policy_gradient.advantages import dropped
 from nemorl_rl.policy_gradient.kl_charge import with_kl
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, kl_metrics
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
+from nemorl_rl.policy_gradient.seats import by_seat
 from nemorl_rl.policy_gradient.updates import of_role, run_updates
 from nemorl_rl.rollouts.engine import RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.rollouts.outcomes import outcome_metrics
@@ -46,7 +47,8 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         # 1. Sample responses from the current weights, each scored by the environment.
-        samples = self.collect(rows)
+        episodes = self.collect(rows)
+        samples = by_seat(episodes)
         batch = self.to_batch(samples)
 
         # 2. What the critic expected before each token, and how likely the policies found it: before any update.
@@ -59,7 +61,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         # 4. Credit: how much better than expected it went from each token on. And what to expect the next time.
         batch = self.with_advantages(batch)
         first_loss = self.first_loss
-        minibatches = self.cut(samples, batch, self.config.num_minibatches, first_loss=first_loss)
+        minibatches = self.cut(episodes, batch, self.config.num_minibatches, first_loss=first_loss)
         minibatches = [self.with_positive_weights(part) for part in minibatches]
 
         # 5. The critic learns, and in the first steps nobody else: advantages against a new head are noise.
@@ -74,7 +76,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         self.sync_weights()
         of_critic = of_role("critic", critic_metrics)
         return {
-            **rollout_metrics(samples),
+            **rollout_metrics(episodes),
             **outcome_metrics(samples),
             **credit_metrics(batch),
             **of_critic,

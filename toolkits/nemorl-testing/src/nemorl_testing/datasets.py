@@ -31,7 +31,10 @@ def check_rows_are_an_indexable_sequence(subject: Subject) -> None:
 
 
 def check_rows_have_a_usable_shape(subject: Subject) -> None:
-    """Rows carry ``prompt`` or ``messages``, or a prompt with ``chosen`` and ``rejected``. (DESIGN 5)"""
+    """Rows carry ``prompt`` or ``messages``, or a prompt with ``chosen`` and ``rejected``. (DESIGN 5)
+
+    ``prompt: []`` is a task whose environment speaks first.
+    """
     rows = _rows(subject)
     for index in range(min(len(rows), LOOKED_AT)):
         problem = _shape_problem(rows[index])
@@ -85,13 +88,15 @@ def _rows(subject: Subject) -> Sequence[Mapping[str, Any]]:
 
 
 def _identity(row: Mapping[str, Any]) -> str:
-    """Question and right answer; the whole row where it says neither."""
-    said = {key: row[key] for key in CONTENT if key in row}
+    """Question and right answer; the whole row where it says neither, or the environment speaks first."""
+    said = {} if row.get("prompt") == [] else {key: row[key] for key in CONTENT if key in row}
     return json.dumps(said or dict(row), sort_keys=True, default=str)
 
 
 def _shape_problem(row: Mapping[str, Any]) -> str | None:
     asked = row.get("prompt", row.get("messages"))
+    if row.get("prompt") == []:
+        return None
     if "chosen" in row or "rejected" in row:
         if not {"chosen", "rejected"} <= row.keys():
             return "has only one of `chosen` and `rejected`"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from nemorl_rl.agents.contract import ChatMessage, EpisodePolicy
+from nemorl_rl.agents.seats import MOST_LETTERS, Seated
 from nemorl_rl.chat.text import TextCoder
 
 from nemorl_agents.gateway.calls import Calls
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
+SEAT_HEADER = "x-nemorl-seat"
+"""The seat in whose name a request asks, where the policy plays several."""
 MOST_RESPONSES = 256
 """Responses that ``previous_response_id`` may name, the newest ones."""
 
@@ -76,6 +80,20 @@ class OpenEpisode:
         self.calls = Calls(options.max_concurrent_calls)
         self.histories: Newest[str, tuple[ChatMessage, ...]] = Newest(MOST_RESPONSES)
         """Messages up to each response, for ``previous_response_id``."""
+
+    def seated(self, seat: str) -> OpenEpisode:
+        """This episode, asked in the name of a seat; an empty one is nobody's.
+
+        Raises:
+            RequestError: The name is too long.
+        """
+        if not seat:
+            return self
+        if len(seat) > MOST_LETTERS:
+            raise RequestError(400, f"{SEAT_HEADER} has {len(seat)} letters", fix=f"use at most {MOST_LETTERS}")
+        other = copy.copy(self)
+        other.policy = Seated(self.policy, seat)
+        return other
 
     @property
     def text(self) -> TextCoder:

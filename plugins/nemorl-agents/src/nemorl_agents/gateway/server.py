@@ -28,7 +28,7 @@ from nemorl_agents.gateway.apis.completions import Completions
 from nemorl_agents.gateway.apis.responses import Responses
 from nemorl_agents.gateway.body import flag_at, parsed, text_at
 from nemorl_agents.gateway.calls import Call
-from nemorl_agents.gateway.episodes import OpenEpisode
+from nemorl_agents.gateway.episodes import SEAT_HEADER, OpenEpisode
 from nemorl_agents.gateway.errors import RequestError, as_request_error, bad_field
 from nemorl_agents.gateway.fields import checked
 
@@ -128,14 +128,15 @@ class Server:
 
     def _call(self, api: Api, request: Request, episode: OpenEpisode, raw: bytes, body: dict[str, Any]) -> Call:
         """The work that this request waits for: that of an earlier one where it is marked as a retry."""
-        digest = hashlib.blake2b(api.path.encode() + b"\0" + raw, digest_size=16).digest()
+        seat = request.headers.get(SEAT_HEADER, "")
+        digest = hashlib.blake2b(f"{api.path}\0{seat}\0".encode() + raw, digest_size=16).digest()
         retries = request.headers.get("x-stainless-retry-count", "0")
         if retries.isdecimal() and int(retries[:9]) > 0:
             earlier = episode.calls.earlier(digest)
             if earlier is not None:
                 episode.traffic.retries += 1
                 return earlier
-        return episode.calls.begin(digest, api.answer(body, episode))
+        return episode.calls.begin(digest, api.answer(body, episode.seated(seat)))
 
     async def _wait(self, call: Call, request: Request, *, quiet_s: float | None) -> bool:
         """Until the call is done, or for so long; returns whether it is done.

@@ -24,6 +24,7 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
 from nemorl_rl.agents.gateways import gateway_is_installed
 from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
+from nemorl_rl.agents.seats import SeatUse, seat_problems
 from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field
 
@@ -85,12 +86,19 @@ class VerifiersEnvConfig(VerifiersOptions, PlayedConfig):
     """Plays whole episodes of a verifiers environment: harness, tools, several turns, several agents."""
 
     summary: ClassVar[str] = "episodes of a verifiers v1 environment, in a process of its own"
+    seats: dict[str, SeatUse] = Field({})
+    """Roles that the policy plays and learns nothing from, by name: ``untrained``. A role with a model of its own needs
+    none; ``frozen``, the policy's initial weights, is what no engine can play."""
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
         **OUTCOME_METRICS,
         "train/environment/turns": MetricInfo(
             "Turns", "turns per agent", "answers of the policy on the record of verifiers, per seat that it plays"
         ),
     }
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        yield from seat_problems(self.seats)
 
     def build(self) -> Environment:
         from nemorl_agents.interop.verifiers_env import VerifiersEnv

@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from nemorl.contracts.environment import Environment
@@ -15,6 +15,7 @@ from nemorl.types import Prompt, Score
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.agents.gateways import Access, EpisodeGateway, start_gateway
 from nemorl_rl.agents.outcomes import Ending, Fate, FirstEpisodes, worth
+from nemorl_rl.agents.seats import Seated
 from nemorl_rl.agents.watched import WatchedPolicy
 from nemorl_rl.environments.loop_thread import in_thread
 
@@ -37,16 +38,25 @@ class Played:
 class PlayedEpisodes(Environment):
     """Opens the gateway for an episode, has it played, and scores it by its outcome."""
 
-    def __init__(self, outcomes: Mapping[str, Fate], *, timeout_s: float | None, give_up_after: int, fix: str) -> None:
+    def __init__(
+        self,
+        outcomes: Mapping[str, Fate],
+        *,
+        timeout_s: float | None,
+        give_up_after: int,
+        fix: str,
+        untrained: Collection[str] = (),
+    ) -> None:
         """
         Args:
             outcomes: The score of episodes that did not end well.
             timeout_s: Of an episode. Unset: what the run leaves.
             give_up_after: First episodes without an answer of the policy, after which the run ends.
             fix: What the error then advises.
+            untrained: Roles of the policy that nothing is learnt from.
         """
         self._outcomes, self._timeout_s = dict(outcomes), timeout_s
-        self._fix = fix
+        self._fix, self._untrained = fix, frozenset(untrained)
         self._first = FirstEpisodes(give_up_after, fix=fix)
         self._lock = threading.Lock()
         self._gateway: EpisodeGateway | None = None
@@ -65,7 +75,7 @@ class PlayedEpisodes(Environment):
 
     async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
         """One episode whose policy says nothing of use. Whatever it earns, the policy must have been asked."""
-        watched = WatchedPolicy(policy)
+        watched = WatchedPolicy(Seated(policy, untrained=self._untrained))
         played, outcome, _ = await self._episode(prompt, watched)
         if not watched.answers:
             raise UsageError(
@@ -74,7 +84,7 @@ class PlayedEpisodes(Environment):
             )
 
     async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:
-        watched = WatchedPolicy(policy)
+        watched = WatchedPolicy(Seated(policy, untrained=self._untrained))
         played, outcome, metrics = await self._episode(prompt, watched)
         if outcome != "finished" and watched.failure is not None:
             raise watched.failure  # the engine's, of which the other project is not guilty

@@ -1,20 +1,21 @@
 """Environments of verifiers, played as verifiers plays them: harness, tools, users, sub-agents.
 
 They run in a process of their own, under an interpreter that need not be nemorl's, and call the policy over HTTP by its
-gateway. Their rewards are the episode's.
+gateway. Their rewards are the episode's, or each seat's where the policy plays several.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, DataError, UsageError
 from nemorl.types import Prompt, Row, Score
 from nemorl_rl.agents.gateways import Access
+from nemorl_rl.agents.seats import seat_scores
 from nemorl_rl.agents.watched import WatchedPolicy
 from nemorl_trust import front_door
 from packaging.version import InvalidVersion, Version
@@ -39,7 +40,13 @@ class VerifiersEnv(PlayedEpisodes):
     name = "verifiers_env"
 
     def __init__(self, config: VerifiersEnvConfig) -> None:
-        super().__init__(config.outcomes, timeout_s=config.timeout_s, give_up_after=config.give_up_after, fix=FIX)
+        super().__init__(
+            config.outcomes,
+            timeout_s=config.timeout_s,
+            give_up_after=config.give_up_after,
+            fix=FIX,
+            untrained=config.seats,
+        )
         self._config = config
         self._worker: WorkerProcess | None = None
 
@@ -57,7 +64,7 @@ class VerifiersEnv(PlayedEpisodes):
         worker = self._worker
         assert worker is not None  # begin came before
         told = await worker.ask("run", task=task, base_url=access.base_url, api_key=access.api_key)
-        return played(told, self._config.taskset)
+        return played(told, self._config.taskset, self._untrained)
 
     def end(self) -> None:
         worker, self._worker = self._worker, None
@@ -117,62 +124,62 @@ def rows(config: VerifiersEnvTasksConfig) -> dict[str, Sequence[Row]]:
         tasks = worker.ask_now("tasks", within_s=LOAD_S, limit=config.max_rows)
     finally:
         worker.close()
-    for number, task in enumerate(tasks):
-        if not task["prompt"]:
-            raise DataError(
-                f"task {number} of {config.taskset!r} has no prompt: it expects a user who speaks first",
-                fix="use a taskset whose tasks begin with a prompt",
-            )
     made: list[Row] = [{"prompt": task["prompt"], COLUMN: task["task"]} for task in tasks]
     return {"validation": made[: config.num_validation], "train": made[config.num_validation :]}
 
 
-def played(told: Mapping[str, Any], taskset: str) -> Played:
-    """An episode of verifiers as nemorl sees it: the mean over the seats that the policy plays.
+def played(told: Mapping[str, Any], taskset: str, untrained: Collection[str] = ()) -> Played:
+    """An episode of verifiers as nemorl sees it: a score of each seat that the policy plays, and their mean.
+
+    Args:
+        told: By the worker.
+        taskset: For errors.
+        untrained: Roles that the policy plays and learns nothing from.
 
     Raises:
-        UsageError: The policy plays a seat that is not to be trained.
+        UsageError: The policy plays a seat that verifiers has not trained, and the config does not say so.
     """
     traces: Sequence[Mapping[str, Any]] = told["traces"]
     for trace in traces:
-        if trace["is_policy"] and not trace["trainable"]:
+        if trace["is_policy"] and not trace["trainable"] and trace["agent"] not in untrained:
             raise UsageError(
                 f"seat {trace['agent']!r} of {taskset!r} is not to be trained, and the policy plays it",
-                fix=f"give it a model of its own: environment.env.{trace['agent']}.client and .model",
+                fix=f"say so, environment.seats: {{{trace['agent']}: untrained}}, or give it a model of its own: "
+                f"environment.env.{trace['agent']}.client and .model",
             )
-    seats = [trace for trace in traces if trace["is_policy"]]
+    seats = [trace for trace in traces if trace["is_policy"] and trace["agent"] not in untrained]
     metrics = {"turns": _mean([float(trace["turns"]) for trace in seats])}
     is_timeout = bool(told["is_timeout"] or any(trace["is_timeout"] for trace in traces))
     errors = [*told["errors"], *(error for trace in traces for error in trace["errors"])]
     if not told["ok"] and not is_timeout:
         return Played(problem=errors[-1] if errors else "verifiers says that it failed, and not why", metrics=metrics)
-    score, problem = _score(seats)
+    is_shared = sum(trace["is_policy"] for trace in traces) > 1
+    score, problem = _score(seats, is_shared=is_shared)
     return Played(score, problem or (errors[-1] if errors else ""), is_timeout, metrics)
 
 
-def _score(seats: Sequence[Mapping[str, Any]]) -> tuple[Score | None, str]:
-    rewards, parts, metrics = list[float](), dict[str, list[float]](), dict[str, list[float]]()
+def _score(seats: Sequence[Mapping[str, Any]], *, is_shared: bool) -> tuple[Score | None, str]:
+    """Of the episode. With ``is_shared`` the policy plays more than one seat, and each has its own."""
+    found: dict[str, Score] = {}
     for seat in seats:
         if not seat["rewards"] or None in seat["rewards"].values():
             continue
-        for name, (raw, _) in seat["rewards"].items():
-            parts.setdefault(name, []).append(float(raw))
-        for name, value in seat["metrics"].items():
-            metrics.setdefault(name, []).append(float(value))
-        rewards.append(sum(weighted for _, weighted in seat["rewards"].values()))
-    if not rewards:
+        total = sum(weighted for _, weighted in seat["rewards"].values())
+        reward, problem = usable(total, "the reward of verifiers")
+        if reward is None:
+            return None, problem
+        components = {name: float(raw) for name, (raw, _) in seat["rewards"].items()}
+        found[seat.get("seat", seat["agent"])] = Score(reward, _finite(components), _finite(seat["metrics"]))
+    if not found:
         return None, "verifiers gave no reward"
-    reward, problem = usable(_mean(rewards), "the reward of verifiers")
-    if reward is None:
-        return None, problem
-    return Score(reward, _means(parts), _means(metrics)), ""
+    return seat_scores(found) if is_shared else next(iter(found.values())), ""
+
+
+def _finite(values: Mapping[str, float]) -> dict[str, float]:
+    """Those that are finite numbers."""
+    found = {name: usable(float(value), name)[0] for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Of each name; what is no finite number is left out."""
-    means = {name: usable(_mean(found), name)[0] for name, found in values.items()}
-    return {name: mean for name, mean in means.items() if mean is not None}

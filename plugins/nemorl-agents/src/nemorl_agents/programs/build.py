@@ -38,6 +38,7 @@ def environment_of(config: AgentConfig, gateway: Callable[[], EpisodeGateway] = 
         Judge(as_environment(config.reward), config.outcomes),
         timeout_s=config.timeout_s,
         give_up_after=config.give_up_after,
+        untrained=config.seats,
     )
 
 
@@ -47,7 +48,7 @@ def agent_environment(function: Rollout, reward: Any = None, **options: Any) -> 
     Args:
         function: Returns its score, or (where ``reward`` is set) its answer as text, or nothing for the last message.
         reward: Scores answers: a function, an environment, or its name.
-        options: Others of the environment ``agent``: ``outcomes``, ``timeout_s``, ``tools``, ``give_up_after``.
+        options: Others of the environment ``agent``: ``outcomes``, ``timeout_s``, ``tools``, ``seats``, ….
 
     Raises:
         UsageError: ``function`` cannot be awaited as such.
@@ -65,6 +66,7 @@ def agent_environment(function: Rollout, reward: Any = None, **options: Any) -> 
         Judge(as_environment(reward), config.outcomes),
         timeout_s=config.timeout_s,
         give_up_after=config.give_up_after,
+        untrained=config.seats,
     )
 
 

@@ -19,6 +19,7 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl_rl.agents.gateways import gateway_is_installed
 from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
+from nemorl_rl.agents.seats import SeatUse, seat_problems
 from nemorl_rl.environments.references import FORM, reference_problems
 from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field, WithJsonSchema
@@ -117,6 +118,9 @@ class AgentConfig(EnvironmentConfig):
     ``timeout``, ``no_calls``, ``stopped``; 0 where unset."""
     timeout_s: float | None = Field(None, gt=0)
     """Seconds of an episode, the policy's answers included. Unset: what ``rollouts.episode_timeout_s`` leaves."""
+    seats: dict[str, SeatUse] = Field({})
+    """Roles that the policy plays and learns nothing from, by name: ``untrained``. ``frozen``, the policy's initial
+    weights, is what no engine can play."""
     system: str | None = None
     """Of ``chat_loop``: a system message before the task, where the row has none."""
     tools: ToolsConfig = ToolsConfig()
@@ -150,6 +154,7 @@ class AgentConfig(EnvironmentConfig):
         yield from super().problems()
         yield from self._reference_problems()
         yield from outcome_problems(self.outcomes)
+        yield from seat_problems(self.seats)
         if self.rollout == CHAT_LOOP and self.reward is None:
             yield ConfigIssue("reward", "nothing scores what the agent does", 'set reward, e.g. "rewards.py:correct"')
         if self.command and self.rollout != CHAT_LOOP:

@@ -19,6 +19,7 @@ from nemorl.config.models import AuxiliaryModel
 from nemorl.errors import UsageError
 from nemorl.resources.manager import ResourceManager
 from nemorl.types import Samples
+from nemorl_rl.agents.seats import SeatScores
 from nemorl_rl.policy_gradient.advantages import group_advantages, over_valid
 from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
@@ -84,6 +85,11 @@ class StepBefore:
                 "next run",
             )
         recorded = RecordedStep.read(run, step, config.build())
+        if any(isinstance(sample.score, SeatScores) for sample in recorded.samples):
+            raise UsageError(
+                f"in {run.path} the policy played several seats, and hindsight knows one reward per episode",
+                fix=f"`nemorl compare replay {run.path} --step K --only trainer --set …` learns from this step anew",
+            )
         folder = scratch / "weights"
         _write_weights(run, step, config, folder)
         # Where there is one update, it sees the old policy.

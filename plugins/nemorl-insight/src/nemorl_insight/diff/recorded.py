@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import UsageError
 from nemorl.types import Branch, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score
 from nemorl_cli.report.records.reading import FOLDER, read_table, record_files
+from nemorl_rl.agents.placed import PlacedSample, TurnPlace
+from nemorl_rl.agents.seats import SeatScores
 from nemorl_rl.trainer import RolloutTrainer
 
 from nemorl_insight.diff.replaying import Replay, is_asynchronous
@@ -112,6 +114,9 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     }
     score = Score(row["reward"], named["components"], named["metrics"], row["correct"], row["given"], row["valid"])
     score = replace(score, outcome=row.get("outcome") or "scored", cause=row.get("cause") or "")
+    if row.get("seats"):
+        seats = {pair["name"]: Score(pair["value"]) for pair in row["seats"]}
+        score = SeatScores(**{each.name: getattr(score, each.name) for each in fields(Score)}, seats=seats)
     earned: dict[int, list[tuple[int, float]]] = {}
     for turn in row["turns"] or ():
         if turn["reward"] is not None:
@@ -126,7 +131,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         )
         for number, one in enumerate(others, start=1)
     )
-    return Sample(
+    return PlacedSample(
         prompt,
         tuple(first["token_ids"]),
         tuple(first["mask"]),
@@ -138,8 +143,17 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         tuple(row["weight_versions"]),
         tuple(earned.get(0, ())),
         branches,
-        _version_runs(first),
+        version_runs=_version_runs(first),
+        turn_places=tuple(_turn_places(row)),
+        seats=names if any(names := tuple(str(one.get("seat") or "") for one in row["sequences"])) else (),
     )
+
+
+def _turn_places(row: Mapping[str, Any]) -> Iterator[TurnPlace]:
+    """Answers in the order in which they were made. Two that follow each other without a word between are one."""
+    turns = [turn for turn in row["turns"] or () if turn["author"] == "policy"]
+    for turn in sorted(turns, key=lambda turn: turn["began_s"] or 0.0):
+        yield TurnPlace(turn["sequence"], turn["start"], turn["stop"])
 
 
 def _version_runs(sequence: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:

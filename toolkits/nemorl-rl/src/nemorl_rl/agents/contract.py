@@ -47,6 +47,10 @@ class CallOptions:
     taken at one temperature. So are the two below."""
     top_p: float | None = None
     top_k: int | None = None
+    seat: str = ""
+    """Who asks, where the policy plays several roles (``nemorl_rl.agents.seats``): ``ROLE`` or ``ROLE/NUMBER``."""
+    is_trained: bool = True
+    """False: what is answered is context, and nothing is learnt from it."""
 
 
 AS_THE_RUN = CallOptions()

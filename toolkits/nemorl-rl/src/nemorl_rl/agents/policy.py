@@ -129,7 +129,8 @@ class LivePolicy:
             with self._lock:
                 self._running.discard(future)
         [span] = spans_of([completion], asked_s, time.monotonic())
-        return Call(number, token_ids, completion, asked_s=asked_s, span=span, media=media)
+        call = Call(number, token_ids, completion, asked_s=asked_s, span=span, media=media)
+        return replace(call, seat=options.seat, is_trained=options.is_trained)
 
     def _record(self, call: Call) -> None:
         with self._lock:

@@ -1,7 +1,8 @@
 """The calls of an episode as token sequences to train on: each token that was sampled is trained exactly once.
 
-A call whose prompt goes on from where a sequence ends extends it. Any other begins a sequence of its own, in which
-everything before its answer is context: an agent that forks, starts a sub-agent, retries or rewrites its history.
+A call whose prompt goes on from where a sequence of its seat ends extends it. Any other begins a sequence of its own,
+in which everything before its answer is context: an agent that forks, starts a sub-agent, retries or rewrites its
+history.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from nemorl.base.process.timing import Span, TurnSpan
 from nemorl.media import Media
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
 
+from nemorl_rl.agents.placed import TurnPlace
 from nemorl_rl.serving.requests import TimedSample
 
 
@@ -42,10 +44,15 @@ class Call:
     """When the answer was made, by the same clock."""
     media: tuple[Media, ...] = ()
     """Images and sounds in its prompt."""
+    seat: str = ""
+    """Who asked."""
+    is_trained: bool = True
+    """False: its answer is context."""
 
 
 @dataclass(slots=True)
 class _Sequence:
+    seat: str = ""
     token_ids: list[int] = field(default_factory=list)
     mask: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -53,9 +60,12 @@ class _Sequence:
     version_runs: list[tuple[int, int]] = field(default_factory=list)
     spans: list[tuple[int, Span]] = field(default_factory=list)
     """(one beyond its last token, when it was made) of each turn."""
+    places: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    """(number of the call, its first token, one beyond its last, cut) of each answer that is trained."""
 
-    def is_continued_by(self, prompt_ids: tuple[int, ...]) -> bool:
-        return len(self.token_ids) <= len(prompt_ids) and tuple(self.token_ids) == prompt_ids[: len(self.token_ids)]
+    def is_continued_by(self, call: Call) -> bool:
+        size = len(self.token_ids)
+        return self.seat == call.seat and tuple(self.token_ids) == call.prompt_ids[:size]
 
     def append(self, call: Call, reward: float | None) -> None:
         context = call.prompt_ids[len(self.token_ids) :]
@@ -65,14 +75,19 @@ class _Sequence:
             self.spans.append((len(call.prompt_ids), observed))
         self.spans.append((len(call.prompt_ids) + len(answer.token_ids), call.span))
         self.token_ids += [*context, *answer.token_ids]
-        self.mask += [False] * len(context) + [True] * len(answer.token_ids)
-        self.logprobs += [*([0.0] * len(context)), *answer.logprobs]
+        self.mask += [False] * len(context) + [call.is_trained] * len(answer.token_ids)
+        logprobs = answer.logprobs if call.is_trained else [0.0] * len(answer.token_ids)
+        self.logprobs += [*([0.0] * len(context)), *logprobs]
         begin = len(call.prompt_ids)
         for start, version in zip(answer.version_starts, answer.weight_versions, strict=False):
             if not self.version_runs or self.version_runs[-1][1] != version:
                 self.version_runs.append((begin + start, version))
+        if not call.is_trained:
+            return
+        end = len(self.token_ids)
+        self.places.append((call.number, end - len(answer.token_ids), end, answer.finish_reason == "length"))
         if reward is not None:
-            self.turn_rewards.append((len(self.token_ids) - 1, reward))
+            self.turn_rewards.append((end - 1, reward))
 
     def branch(self, *, has_runs: bool = True) -> Branch:
         runs = self.version_runs if has_runs else ()
@@ -101,14 +116,31 @@ def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list
 def _sequences(calls: Sequence[Call], turn_rewards: Sequence[float]) -> list[_Sequence]:
     found: list[_Sequence] = []
     for call, reward in zip_longest(calls, turn_rewards[: len(calls)]):
-        continued = [sequence for sequence in found if sequence.is_continued_by(call.prompt_ids)]
+        continued = [sequence for sequence in found if sequence.is_continued_by(call)]
         if continued:
             sequence = max(continued, key=lambda sequence: len(sequence.token_ids))
         else:
-            sequence = _Sequence()
+            sequence = _Sequence(call.seat)
             found.append(sequence)
         sequence.append(call, reward)
-    return found
+    seats = list(dict.fromkeys(sequence.seat for sequence in found))
+    return sorted(found, key=lambda sequence: seats.index(sequence.seat))
+
+
+def dense_rewards(told: Iterable[tuple[int, float]]) -> tuple[float, ...]:
+    """Rewards that were told of some turns, as ``Score.turn_rewards``: one of each turn up to the last one told.
+
+    Args:
+        told: (place of the answer among those of the episode, reward), in any order; several of one answer add up.
+
+    Example:
+        >>> dense_rewards([(2, 0.5), (0, 1.0), (2, 0.25)])
+        (1.0, 0.0, 0.75)
+    """
+    earned: dict[int, float] = {}
+    for turn, reward in told:
+        earned[turn] = earned.get(turn, 0.0) + reward
+    return tuple(earned.get(turn, 0.0) for turn in range(max(earned, default=-1) + 1))
 
 
 def to_sample(
@@ -147,6 +179,9 @@ def plain_sample(
     """:func:`to_sample` for calls in their order, the score left as it is; ``versions`` where no call says any."""
     made = _sequences(calls, turn_rewards)
     known = {version for call in calls for version in call.completion.weight_versions}
+    places = sorted(
+        (place[0], TurnPlace(number, *place[1:])) for number, one in enumerate(made) for place in one.places
+    )
     first, *others = [each.branch(has_runs=len(known) > 1) for each in made] or [_untouched(prompt)]
     return TimedSample(
         prompt=prompt,
@@ -164,16 +199,18 @@ def plain_sample(
         span=span,
         media=tuple(dict.fromkeys(chain(prompt.media, *(call.media for call in calls)))),
         turn_spans=tuple(TurnSpan(number, *turn) for number, one in enumerate(made) for turn in one.spans),
+        turn_places=tuple(place for _, place in places),
+        seats=tuple(one.seat for one in made) if any(one.seat for one in made) else (),
     )
 
 
 def _untouched(prompt: Prompt) -> Branch:
-    size = len(prompt.token_ids)
-    return Branch(prompt.token_ids, (False,) * size, (0.0,) * size)
+    ids = prompt.token_ids or (0,)  # no sequence is empty: where the environment speaks first, the prompt may be
+    return Branch(ids, (False,) * len(ids), (0.0,) * len(ids))
 
 
 def _with_metrics(score: Score, calls: list[Call], parts: Sequence[Branch | Sample]) -> Score:
-    sampled = sum(len(call.completion.token_ids) for call in calls)
+    sampled = sum(len(call.completion.token_ids) for call in calls if call.is_trained)
     of_calls = {
         "calls": float(len(calls)),
         "sequences": float(len(parts) if calls else 0),

@@ -17,6 +17,7 @@ from nemorl_rl.data.row_sizes import longest_text
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments.faults import late, score_of
 from nemorl_rl.environments.loop_thread import in_thread
+from nemorl_rl.rollouts.prompts import require_first_words
 
 
 class FreeTurns(Environment):
@@ -39,6 +40,7 @@ class FreeTurns(Environment):
         return self._environment.owner
 
     async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:
+        require_first_words(prompt, self.owner)
         try:
             episode = self._environment.start(prompt)
         except Exception as error:

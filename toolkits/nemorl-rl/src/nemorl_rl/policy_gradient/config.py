@@ -3,6 +3,7 @@
     PolicyGradientConfig    groups of responses, importance correction          every algorithm
     UpdatesConfig           its base, and PPO's: prompts, minibatches, the KL   in ``updates_config``
     RewardShaping           rewards scaled, and lowered for length              a block
+    TurnRewards             turns of an episode credited one by one             a block
     ClippedRatio            PPO's clipped surrogate                             a block
     ClippedConfig           ``ClippedRatio`` and ``loss_aggregation``           what most algorithms start from
 
@@ -24,6 +25,7 @@ from pydantic_core import CoreSchema
 
 from nemorl_rl.policy_gradient.declared_metrics import POLICY_GRADIENT_METRICS
 from nemorl_rl.policy_gradient.penalties import MessagePenalties
+from nemorl_rl.policy_gradient.seats import SeatBaseline
 from nemorl_rl.policy_gradient.updates_config import UpdatesConfig
 from nemorl_rl.serving.sampler_precision import lower_precision
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from nemorl_tensors.filtering import TokenFilter
 
     from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
+    from nemorl_rl.policy_gradient.updates import BatchTransform
 
 
 class RewardScaling(Config):
@@ -176,6 +179,26 @@ class RewardShaping(Config):
             yield ConfigIssue("overlong_penalty", "excludes truncation_reward_factor: both punish length", "keep one")
 
 
+class TurnRewards(Config):
+    """A block of knobs: whether the turns of an episode are credited one by one.
+
+    Example:
+        >>> TurnRewards(credit="turn", turn_discount=0.9).credit
+        'turn'
+    """
+
+    credit: Literal["episode", "turn"] = "episode"
+    """What learns from an episode's reward. ``episode``: all of its tokens alike. ``turn``: each answer from what was
+    earned from there on, compared with the same turn of the others (``policy_gradient.turn_credit``)."""
+    turn_discount: float = Field(1.0, gt=0, le=1)
+    """With ``credit: turn``: by which a reward counts less for each turn that lies before it, as in AReaL."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if self.turn_discount != 1 and self.credit == "episode":
+            yield ConfigIssue("turn_discount", "whole episodes are credited, and nothing fades", "set credit: turn")
+
+
 class ClippedRatio(Config):
     """A block of knobs: PPO's clipped surrogate, token by token (arXiv:1707.06347).
 
@@ -215,6 +238,10 @@ class PolicyGradientConfig(UpdatesConfig):
     dynamic_sampling: bool = False
     """Train only on groups whose rewards differ, and sample more prompts until there are enough (DAPO,
     arXiv:2503.14476). ``rollouts.max_batches_per_step`` bounds how many."""
+    seat_baseline: SeatBaseline = "role"
+    """Where the policy plays several seats, the others that one is compared with. ``role``: those of its role in all
+    episodes of the prompt. ``hierarchical``: those of its role in its own episode where there are several, else in all.
+    ``shared``: all seats of the prompt."""
     advantage_clip_low: float | None = None
     """Advantages below are raised to this."""
     advantage_clip_high: float | None = None
@@ -336,6 +363,10 @@ class PolicyGradientConfig(UpdatesConfig):
         raise NotImplementedError(
             f"{type(self).__name__} must define advantages(), or its trainer compute_advantages()"
         )
+
+    def turn_credit(self, low: float | None, high: float | None, min_group: int) -> list[BatchTransform]:
+        """The transform that credits turns, with these bounds of advantages, where the config asks for it."""
+        return []
 
     def build_loss(self, **options: Any) -> PolicyGradientLoss:
         """The loss, given the keywords that every loss of the family takes."""

@@ -21,6 +21,7 @@ from nemorl_rl.policy_gradient.advantages import dropped, has_spread, over_valid
 from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, group_metrics, kl_metrics
 from nemorl_rl.policy_gradient.penalties import PenaliseMessages
+from nemorl_rl.policy_gradient.seats import by_seat
 from nemorl_rl.policy_gradient.updates import BatchTransform, transformed
 from nemorl_rl.rollouts.engine import RolloutPlan, rollout_metrics
 from nemorl_rl.rollouts.outcomes import outcome_metrics
@@ -60,9 +61,11 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         config = self.config
         # 1. Sample G responses per prompt from the current weights, each scored by the environment.
-        samples = self.collect(rows)
+        episodes = self.collect(rows)
 
-        # 2. Rewards become advantages, one per response. A response without a verdict is in no baseline.
+        # 2. Rewards become advantages, one per response, or per seat where the policy plays several: a role is compared
+        # with itself. A response without a verdict is in no baseline.
+        samples = by_seat(episodes, config.seat_baseline)
         low, high, least = config.advantage_clip_low, config.advantage_clip_high, config.rollouts.min_group
         advantages = over_valid(samples, self.compute_advantages, low, high, least)
 
@@ -74,12 +77,12 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
         # 5. Update, then publish: the next rollout must come from the new weights.
         first_loss = self.first_loss
-        minibatches = self.cut(samples, batch, config.num_minibatches, first_loss=first_loss)
+        minibatches = self.cut(episodes, batch, config.num_minibatches, first_loss=first_loss)
         epochs = config.num_epochs_per_rollout
         updates = self.update_policy(self.loss, minibatches, epochs=epochs, first_loss=first_loss)
         self.sync_weights()
         return {
-            **rollout_metrics(samples),
+            **rollout_metrics(episodes),
             **outcome_metrics(samples, advantages),
             **group_metrics(samples, advantages),
             **advantage_metrics(batch),
@@ -146,13 +149,16 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
         ]
 
     def token_credit(self) -> list[BatchTransform]:
-        """Transforms that make ``advantages`` which depend on log-probs: with ``kl_in: reward``, a KL is charged."""
+        """Transforms that make ``advantages`` differ within a response: turns are credited where the config asks for
+        it, and with ``kl_in: reward`` a KL is charged."""
         config = self.config
+        bounds = config.advantage_clip_low, config.advantage_clip_high
+        turns = config.turn_credit(*bounds, config.rollouts.min_group)
         if config.reward_kl_penalty == 0:
-            return []
+            return turns
         from nemorl_rl.policy_gradient.kl_charge import ChargeKL
 
-        return [ChargeKL(config.reward_kl_penalty, config.kl_term())]
+        return [*turns, ChargeKL(config.reward_kl_penalty, config.kl_term())]
 
     # What follows from the config
 
@@ -224,9 +230,16 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
     @property
     def rollout_plan(self) -> RolloutPlan:
         config = self.config
-        keep = self.keep_group if config.dynamic_sampling else None
+        keep = self._keep_episodes if config.dynamic_sampling else None
         sampling = config.generation.sampling(filtered_logprobs=config.filtered_logprobs)
         return RolloutPlan(config.num_generations_per_prompt, sampling, config.max_turns, keep)
+
+    def _keep_episodes(self, group: Sequence[Sample]) -> bool:
+        """Whether any of the groups that the episodes of a prompt fall into, one per role, is to be kept."""
+        groups: dict[int, list[Sample]] = {}
+        for sample in by_seat(Samples(group), self.config.seat_baseline):
+            groups.setdefault(sample.prompt.index, []).append(sample)
+        return any(self.keep_group(one) for one in groups.values())
 
     def dropped(self, samples: Samples) -> list[bool]:
         """Of each response, whether it trains nothing."""

@@ -25,6 +25,7 @@ from nemorl_rl.agents.turns import FreeTurns, observation, total_score
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.pool import TimedEpisode
+from nemorl_rl.rollouts.prompts import require_first_words
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.serving.requests import spans_of
@@ -232,6 +233,7 @@ class RolloutEngine:
         yield from driver.groups(prompts, numbers, seed)
 
     def _begin(self, prompt: Prompt, g: int, seed: int) -> _Trajectory:
+        require_first_words(prompt, self.environments.environment.owner)
         size = len(prompt.token_ids)
         if size >= self.max_sequence_tokens:
             raise DataError(

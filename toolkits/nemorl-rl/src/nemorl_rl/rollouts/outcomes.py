@@ -19,6 +19,7 @@ from nemorl.metrics import Mean, Metric
 from nemorl.types import Outcome, Sample
 from pydantic import Field
 
+from nemorl_rl.agents.seats import as_one, rewards_of
 from nemorl_rl.rollouts.censoring import expected_below
 
 Fate = float | Literal["lowest", "drop", "refill", "partial"]
@@ -106,7 +107,8 @@ class OutcomeTable(Config):
             >>> [(one.reward, one.score.valid) for one in OutcomeTable().settled(group)]
             [(-1.0, True), (-1.0, True), (0.0, False)]
         """
-        judged = [one.reward for one in group if one.score.valid and self.fate(outcome_of(one)) == "partial"]
+        kept = [one.score for one in group if one.score.valid and self.fate(outcome_of(one)) == "partial"]
+        judged = [reward for score in kept for reward in rewards_of(score)]
         lowest = min([0.0, *judged])
         settled = [self._settled(sample, lowest) for sample in group]
         return settled if self.censored is None else _with_expected_rewards(settled)
@@ -118,7 +120,7 @@ class OutcomeTable(Config):
             score = replace(score, valid=False)
         elif fate != "partial":
             reward = lowest if fate == "lowest" else float(fate)
-            score = replace(score, reward=reward, components={}, correct=False, valid=True, turn_rewards=())
+            score = replace(as_one(score), reward=reward, components={}, correct=False, valid=True, turn_rewards=())
             sample = replace(sample, turn_rewards=())
         if score.outcome != outcome:
             score = replace(score, outcome=outcome)

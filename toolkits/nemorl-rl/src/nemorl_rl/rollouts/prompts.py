@@ -16,7 +16,7 @@ from nemorl_rl.data.tokenizer import Tokenizer
 
 def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
     """A dataset row as a task. ``prompt`` is raw text or chat messages; ``messages`` may stand for the latter. The chat
-    template is shown the row's ``tools``.
+    template is shown the row's ``tools``. ``prompt: []`` is a task whose environment speaks first.
 
     Raises:
         DataError: the row has neither, or an empty one, or holds what would be lost.
@@ -27,6 +27,8 @@ def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
     messages: tuple[Message, ...]
     if isinstance(source, str) and source:
         text, messages, ids = source, (), tokenizer.encode(source)
+    elif row.get("prompt") == [] and not row.get("messages"):
+        text, messages, ids = "", (), []
     elif isinstance(source, Sequence) and source:
         turns = _prompt_turns(source)
         ids = tokenizer.encode_prompt(turns, tools_of(row))
@@ -36,14 +38,27 @@ def to_prompt(row: Row, index: int, tokenizer: Tokenizer) -> Prompt:
         raise DataError(
             f"row {index} has no prompt (columns: {', '.join(map(str, row))})",
             fix=foreign_words("column", row)
-            or "give rows a `prompt` (text or messages), or map your column to it in `data:`",
+            or "give rows a `prompt` (text or messages; [] where the environment speaks first), or map your column to "
+            "it in `data:`",
         )
-    media = () if isinstance(source, str) else media_in(source)
+    media = () if isinstance(source, str) or source is None else media_in(source)
     return Prompt(index, text, tuple(ids), messages, None if answer is None else str(answer), row, media)
 
 
 def to_prompts(rows: Sequence[Row], tokenizer: Tokenizer) -> list[Prompt]:
     return [to_prompt(row, index, tokenizer) for index, row in enumerate(rows)]
+
+
+def require_first_words(prompt: Prompt, environment: str) -> None:
+    """
+    Raises:
+        DataError: The prompt is empty, and the environment does not call the policy itself: nobody speaks first.
+    """
+    if not prompt.token_ids:
+        raise DataError(
+            f"prompt {prompt.index} is empty, and {environment} waits for a response",
+            fix="give the row a `prompt`, or an environment that calls the policy itself (`rollout`)",
+        )
 
 
 def required_answer(prompt: Prompt, environment: str) -> str:

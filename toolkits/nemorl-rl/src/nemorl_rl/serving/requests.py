@@ -11,7 +11,9 @@ from typing import Any
 
 from nemorl.base.process.timing import Span, Timed, TimedTurns, TurnSpan
 from nemorl.contracts import RequestBackend
-from nemorl.types import Completion, GenerationRequest, Sample
+from nemorl.types import Completion, GenerationRequest
+
+from nemorl_rl.agents.placed import PlacedSample
 
 
 def notify_cancelled(future: Future[Any]) -> None:
@@ -72,7 +74,7 @@ class NamedRequests:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedSample(Sample, TimedTurns):
+class TimedSample(PlacedSample, TimedTurns):
     """A sample of which is known when it was made. Times make no two of them different.
 
     Example:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nemorl_trust.front_door import FrontDoor
 
 SESSION_HEADER = "X-Session-ID"
+SEAT_HEADER = "X-Nemorl-Seat"
 METADATA_KEY = "nemorl_episode"
 MAX_BODY_BYTES = 64 << 20
 BODY_S = 30.0
@@ -46,6 +47,8 @@ class Route:
     base_url: str
     """Without ``/v1``."""
     api_key: str = field(repr=False)
+    seat: str = ""
+    """Who calls, where the episode has several."""
 
 
 class Relay:
@@ -148,6 +151,8 @@ class Relay:
         assert self._client is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _OWN_HEADERS}
         headers |= {"Authorization": f"Bearer {route.api_key}", "x-api-key": route.api_key}
+        if route.seat:
+            headers[SEAT_HEADER] = route.seat
         try:
             async with self._client.request(
                 request.method, url, params=request.query, data=body or None, headers=headers

@@ -12,7 +12,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import AsyncExitStack, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import module_from_spec, spec_from_file_location
@@ -59,18 +59,18 @@ class Player:
         played = task_type(task_type.data_type().model_validate(task), self._env.taskset.config.task)
         # One client for all episodes, since verifiers keeps every client that it ever made.
         context = ModelContext(model=MODEL, client=EvalClientConfig(base_url=self._relay.base_url, api_key_var="-"))
-        names: list[str] = []
+        seats: dict[str, str] = {}
 
         def minted(trace: Any) -> None:
-            names.append(trace.id)
-            self._relay.routes[trace.id] = Route(base_url, api_key)
+            seats[trace.id] = _seat(trace.agent.name, seats.values())
+            self._relay.routes[trace.id] = Route(base_url, api_key, seats[trace.id])
 
         try:
             episode = await self._env.run_episode(played, context, on_trace=minted)
         finally:
-            for name in names:
+            for name in seats:
                 self._relay.routes.pop(name, None)
-        return _told(episode, self._relay.base_url)
+        return _told(episode, self._relay.base_url, seats)
 
     async def _served(self) -> None:
         if self._starting is None:
@@ -138,7 +138,12 @@ def _row(task: Any) -> dict[str, Any]:
     return {"prompt": turns, "task": data.model_dump(mode="json")}
 
 
-def _told(episode: Any, policy_url: str) -> dict[str, Any]:
+def _seat(role: str, taken: Collection[str]) -> str:
+    """The next seat of a role: ``solver/1``, ``solver/2``."""
+    return f"{role}/{1 + sum(seat.rpartition('/')[0] == role for seat in taken)}"
+
+
+def _told(episode: Any, policy_url: str, seats: Mapping[str, str]) -> dict[str, Any]:
     """The parts of an episode that nemorl needs."""
     return {
         "ok": episode.ok,
@@ -147,6 +152,7 @@ def _told(episode: Any, policy_url: str) -> dict[str, Any]:
         "traces": [
             {
                 "agent": trace.agent.name,
+                "seat": seats[trace.id],
                 "trainable": trace.agent.trainable,
                 "is_policy": trace.agent.config.client.base_url == policy_url,
                 "rewards": {

@@ -42,6 +42,7 @@ SEQUENCE = pa.struct(
         ("advantages", FLOATS),
         ("loss_weights", FLOATS),
         ("version_runs", RUNS),
+        ("seat", pa.string()),
     ]
 )
 SCHEMA = pa.schema(
@@ -64,6 +65,7 @@ SCHEMA = pa.schema(
         ("given", pa.string()),
         ("reward", pa.float64()),
         ("components", NUMBERS),
+        ("seats", NUMBERS),
         ("metrics", NUMBERS),
         ("correct", pa.bool_()),
         ("valid", pa.bool_()),

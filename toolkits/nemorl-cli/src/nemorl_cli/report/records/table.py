@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from nemorl.base.process.timing import TimedTurns
-from nemorl.types import Sample
+from nemorl.types import Sample, Score
+from nemorl_rl.agents.placed import PlacedSample
+from nemorl_rl.agents.seats import SeatScores
 from nemorl_rl.rollouts.outcomes import outcome_of
 
 from nemorl_cli.report.records.columns import doubles, field_lists, named_numbers, strings, token_lists
@@ -67,7 +69,11 @@ def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
         **_of_tokens(rollout, samples, tokens),
         **_of_times(samples, rollout.began_s),
         "turns": turns_column(samples, tokens, decode, prompt_texts, rollout.began_s),
-        "sequences": _sequences(tokens, [part.version_runs for sample in samples for part in sample.sequences]),
+        "sequences": _sequences(
+            tokens,
+            [part.version_runs for sample in samples for part in sample.sequences],
+            [seat for sample in samples for seat in _seats(sample)],
+        ),
     }
     arrays = [_as(columns[field.name], field.type) for field in SCHEMA]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
@@ -107,6 +113,7 @@ def _of_samples(samples: Sequence[Sample]) -> dict[str, Any]:
         "given": strings([_text(score.answer) for score in scores]),
         "reward": doubles([float(score.reward) for score in scores]),
         "components": named_numbers([score.components for score in scores]),
+        "seats": named_numbers([_seat_rewards(score) for score in scores]),
         "metrics": named_numbers([score.metrics for score in scores]),
         "correct": [None if score.correct is None else bool(score.correct) for score in scores],
         "valid": [bool(score.valid) for score in scores],
@@ -147,7 +154,19 @@ def _filtered(rollout: Rollout, samples: Sequence[Sample], tokens: Tokens) -> It
             yield "invalid" if not sample.score.valid else "overlong" if sample.truncated else "disagreement"
 
 
-def _sequences(tokens: Tokens, runs: Sequence[Sequence[tuple[int, int]]]) -> pa.Array:
+def _seats(sample: Sample) -> Sequence[str | None]:
+    """Of each token sequence, the seat that asked for it."""
+    seats = sample.seats if isinstance(sample, PlacedSample) else ()
+    return [seat or None for seat in seats] or [None] * (1 + len(sample.branches))
+
+
+def _seat_rewards(score: Score) -> dict[str, float]:
+    if not isinstance(score, SeatScores):
+        return {}
+    return {seat: one.reward for seat, one in score.seats.items() if one.valid}
+
+
+def _sequences(tokens: Tokens, runs: Sequence[Sequence[tuple[int, int]]], seats: Sequence[str | None]) -> pa.Array:
     known = [[{"start": start, "version": version} for start, version in each] or None for each in runs]
     fields = {name: tokens.fields.get(name) for name in FIELDS} | {"advantages": tokens.uneven_advantages}
     columns = {
@@ -156,6 +175,7 @@ def _sequences(tokens: Tokens, runs: Sequence[Sequence[tuple[int, int]]]) -> pa.
         "generation_logprobs": token_lists(tokens.generation_logprobs, tokens.starts, pa.float32()),
         **{name: field_lists(field, tokens.lengths) for name, field in fields.items()},
         "version_runs": pa.array(known, RUNS),
+        "seat": strings(seats),
     }
     structs = pa.StructArray.from_arrays([columns[field.name] for field in SEQUENCE], fields=list(SEQUENCE))
     return pa.ListArray.from_arrays(pa.array(tokens.episodes, pa.int32()), structs)

@@ -135,24 +135,28 @@ class Tokens:
 
     @property
     def uneven_advantages(self) -> Field | None:
-        """The advantages of those sequences in which tokens that the policy chose have different ones."""
+        """The advantages of those episodes in which tokens that the policy chose have different ones."""
         field = self.fields.get("advantages")
         if field is None:
             return None
         lengths = np.where(field.has, self.lengths, 0)
         sequence = np.repeat(np.arange(len(lengths)), lengths)
         chosen = self.mask[np.repeat(field.has, self.lengths)]
-        owner, values = sequence[chosen], field.values[chosen]
+        owner, values = self._episode_of_sequence[sequence[chosen]], field.values[chosen]
         first = np.flatnonzero(np.diff(owner, prepend=-1))
         differs = values != np.repeat(values[first], np.diff(first, append=len(owner)))
-        has = np.zeros(len(lengths), np.bool_)
-        has[owner[differs]] = True
+        is_uneven = np.zeros(len(self.episodes) - 1, np.bool_)
+        is_uneven[owner[differs]] = True
+        has = is_uneven[self._episode_of_sequence] & field.has
         return Field(has, field.values[has[sequence]])
 
     @cached_property
+    def _episode_of_sequence(self) -> Array:
+        return np.repeat(np.arange(len(self.episodes) - 1), np.diff(self.episodes))
+
+    @cached_property
     def _episode_of_token(self) -> Array:
-        episode_of_sequence = np.repeat(np.arange(len(self.episodes) - 1), np.diff(self.episodes))
-        return np.repeat(episode_of_sequence, self.lengths)
+        return np.repeat(self._episode_of_sequence, self.lengths)
 
 
 def selected(minibatches: Sequence[Any], wanted: Sequence[int]) -> list[Any]:

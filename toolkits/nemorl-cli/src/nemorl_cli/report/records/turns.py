@@ -84,7 +84,7 @@ def turns_column(
         places, tokens.starts[runs.sequence].tolist(), ends.tolist(), strict=True
     ):
         sample = samples[which]
-        if part == 0 and author == "prompt":
+        if part == 0 and author == "prompt" and sample.token_ids[:stop] == sample.prompt.token_ids:
             texts.append(prompts[which])
         elif author == "policy" and stop == length and not sample.branches:
             texts.append(sample.response)
