@@ -81,6 +81,8 @@ class ScriptedPolicy:
     asked: list[Asked] = field(default_factory=list)
     cancelled: int = 0
     """Calls that were cancelled while they waited."""
+    rewards: list[tuple[Completion | None, float]] = field(default_factory=list)
+    """Given to answers, in order."""
 
     async def chat(
         self,
@@ -104,3 +106,7 @@ class ScriptedPolicy:
     async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
         reply = await self.chat([{"role": "user", "content": bytes(token_ids).decode()}], options=options)
         return reply.completion
+
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        self.rewards.append((completion, value))
+        return sum(given for answer, given in self.rewards if answer is completion)

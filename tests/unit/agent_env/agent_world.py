@@ -63,6 +63,9 @@ class ScriptedPolicy:
     async def complete(self, token_ids: Sequence[int], *, options: CallOptions = AS_THE_RUN) -> Completion:
         return Completion((7,), (-1.0,), "stop")
 
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        return value
+
 
 def wants(name: str, number: int = 1, **arguments: Any) -> dict[str, Any]:
     """A message that calls one tool."""

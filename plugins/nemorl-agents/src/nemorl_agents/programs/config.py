@@ -23,6 +23,8 @@ from nemorl_rl.environments.references import FORM, reference_problems
 from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field, WithJsonSchema
 
+from nemorl_agents.gateway.config import GatewayConfig
+
 if TYPE_CHECKING:
     from nemorl.contracts import Environment
 
@@ -117,6 +119,8 @@ class AgentConfig(EnvironmentConfig):
     ``timeout``, ``no_calls``, ``stopped``; 0 where unset."""
     timeout_s: float | None = Field(None, gt=0)
     """Seconds of an episode, the policy's answers included. Unset: what ``rollouts.episode_timeout_s`` leaves."""
+    gateway: GatewayConfig = GatewayConfig()
+    """Of a program: how it may call the policy."""
     system: str | None = None
     """Of ``chat_loop``: a system message before the task, where the row has none."""
     tools: ToolsConfig = ToolsConfig()
