@@ -31,7 +31,7 @@ def tables() -> str:
 
 def treatment(field: Field) -> str:
     """What becomes of a field, and which values of a refused one pass."""
-    passing = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral)
+    passing = ", ".join(f"`{json.dumps(value)}`" for value in field.neutral if field.treatment == "refused")
     return f"{field.treatment}, but for {passing}" if passing else field.treatment
 
 

@@ -55,7 +55,10 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *("CallLimitError", "CallOptions", "ChatMessage", "ChatReply", "ContextOverflowError", "EpisodeClosedError"),
         *("EpisodeError", "EpisodeLimits", "EpisodePolicy", "ToolChoice"),
     ),
-    "nemorl_rl.agents.gateways": ("Access", "EpisodeGateway", "Traffic", "gateway_is_installed", "start_gateway"),
+    "nemorl_rl.agents.gateways": (
+        *("ANY_AGENT", "Access", "EpisodeGateway", "GatewayRules", "Traffic"),
+        *("gateway_is_installed", "start_gateway"),
+    ),
     "nemorl.plugins.kinds": (
         *("DatasetConfig", "EnvironmentConfig", "GenerationBackendConfig", "HookConfig", "LoggerConfig"),
         *("PluginConfig", "ReportSectionConfig", "TrainingBackendConfig", "WeightTransportConfig"),

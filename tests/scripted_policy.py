@@ -82,6 +82,8 @@ class ScriptedPolicy:
     asked: list[Asked] = field(default_factory=list)
     cancelled: int = 0
     """Calls that were cancelled while they waited."""
+    rewards: list[tuple[Completion | None, float]] = field(default_factory=list)
+    """Given to answers, in order."""
 
     async def chat(
         self,
@@ -107,3 +109,7 @@ class ScriptedPolicy:
     ) -> Completion:
         reply = await self.chat([{"role": "user", "content": bytes(token_ids).decode()}], options=options)
         return reply.completion
+
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        self.rewards.append((completion, value))
+        return sum(given for answer, given in self.rewards if answer is completion)

@@ -66,6 +66,9 @@ class ScriptedPolicy:
     ) -> Completion:
         return Completion((7,), (-1.0,), "stop")
 
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        return value
+
 
 def wants(name: str, number: int = 1, **arguments: Any) -> dict[str, Any]:
     """A message that calls one tool."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -127,3 +128,36 @@ def test_what_the_newest_clients_can_send_is_all_known(path: str, client: str) -
     parameters = {*getattr(__import__(module, fromlist=[name]), name).__annotations__}
     (api,) = [api for api in APIS if api.path == path]
     assert parameters - {*api.fields} - {"user_profile_id", "workspace_id"} == set()
+
+
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
+def test_a_value_that_asks_for_nothing_passes_unlisted(talk: Any, api: Api) -> None:
+    nothing = {"xq": None, "xr": False, "xs": 0, "xt": "", "xu": [], "xv": {}, "xw": "auto", "xx": "none", "xy": 0.0}
+    neutral = {"repetition_penalty": 1.0, "min_p": 0, "skip_special_tokens": True, "length_penalty": 1}
+    assert talk.post(api.path, body(api, **nothing, **neutral)).status_code == 200
+    for name, value in {"xq": True, "xs": 1, "xt": "on", "xu": [0], "xv": {"a": 0}, "repetition_penalty": 1.1}.items():
+        answer = talk.post(api.path, body(api, **{name: value}))
+        assert answer.status_code == 400, (name, value)
+        assert "environment.gateway.ignored_fields" in message_of(answer)
+
+
+def test_a_zero_under_a_misspelt_name_is_a_slip(talk: Any) -> None:
+    answer = talk.post("/v1/chat/completions", body(APIS[0], temprature=0))
+    assert message_of(answer) == "temprature: unknown field: Did you mean 'temperature'?"
+
+
+def test_top_k_of_other_servers_that_keeps_all_is_left_out(talk: Any) -> None:
+    for value in (-1, 0):
+        assert talk.post("/v1/chat/completions", body(APIS[0], top_k=value)).status_code == 200
+    assert [asked.options.top_k for asked in talk.policy.asked] == [None, None]
+
+
+def test_an_ignored_field_is_noted_once(open_talk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    log = logging.getLogger("nemorl_agents.gateway.server")
+    monkeypatch.setattr(log, "warning", lambda text, *values: told.append(text % values))
+    talk = open_talk(options=GatewayOptions(ignored_fields=("enable_x", "temperature")))
+    for _ in range(3):
+        assert talk.post("/v1/chat/completions", body(APIS[0], enable_x=1, temperature=0.5)).status_code == 200
+    assert told == [f"agents send `{name}`, which is ignored as configured" for name in ("enable_x", "temperature")]
+    assert {asked.options.temperature for asked in talk.policy.asked} == {None}

@@ -554,3 +554,51 @@ def test_free_turns_keep_to_the_time_of_an_answer(tokenizer: Tokenizer) -> None:
     for samples in both_ways(tokenizer, Slow(), timeout_s=0.3):
         assert [sample.reward for sample in samples] == [1.0, 1.0, 0.0, 0.0]
         assert samples[-1].score.metrics["environment_timeout"] == 1.0
+
+
+# Rewards that are given while an episode runs
+
+
+def test_a_reward_is_added_to_its_answer_and_to_the_episode(collect: Collect) -> None:
+    async def play(prompt: Prompt, policy: EpisodePolicy) -> Score:
+        first = await policy.complete(prompt.token_ids)
+        second = await policy.complete((*prompt.token_ids, *first.token_ids))
+        other = await policy.complete(prompt.token_ids)  # a fork
+        assert [policy.reward(0.5, second), policy.reward(0.25, second), policy.reward(-1.0)] == [0.5, 0.75, -1.0]
+        assert other is not first
+        return Score(2.0, turn_rewards=(2.0,))
+
+    [sample], _ = collect(play)
+    # Turns earn 2, 0.75 and -1. An answer is three tokens, "42|", after the four of the prompt.
+    assert sample.reward == 1.75
+    assert sample.score.turn_rewards == (2.0, 0.75, -1.0)
+    assert sample.turn_rewards == ((6, 2.0), (9, 0.75))
+    assert [branch.turn_rewards for branch in sample.branches] == [((6, -1.0),)]
+
+
+def test_a_reward_of_no_answer_or_no_number_is_refused_and_one_after_the_end(collect: Collect) -> None:
+    kept: list[EpisodePolicy] = []
+
+    async def play(prompt: Prompt, policy: EpisodePolicy) -> Score:
+        kept.append(policy)
+        with pytest.raises(UsageError, match="no such answer"):
+            policy.reward(1.0)
+        await policy.complete(prompt.token_ids)
+        with pytest.raises(UsageError, match="no such answer"):
+            policy.reward(1.0, Completion((7,), (-1.0,), "stop"))
+        for value in (float("nan"), float("inf")):
+            with pytest.raises(UsageError, match="finite"):
+                policy.reward(value)
+        return Score(1.0)
+
+    [sample], _ = collect(play)
+    assert (sample.reward, sample.turn_rewards) == (1.0, ())
+    with pytest.raises(EpisodeClosedError):
+        kept[0].reward(1.0)
+
+
+def test_rewards_given_before_a_crash_stay() -> None:
+    answer = Completion((7,), (-1.0,), "stop")
+    calls = [Call(0, (5,), answer, reward=0.5), Call(1, (5, 7, 5), answer)]
+    sample = to_sample(Prompt(0, "?", (5,)), calls, Score(-1.0, correct=False), "", version=0, span=NO_TIME)
+    assert (sample.reward, sample.turn_rewards) == (-0.5, ((1, 0.5), (3, 0.0)))

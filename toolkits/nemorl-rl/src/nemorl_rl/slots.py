@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
     from nemorl.plugins.kinds import DatasetConfig
 
-    from nemorl_rl.agents.gateways import EpisodeGateway
+    from nemorl_rl.agents.gateways import EpisodeGateway, GatewayRules
     from nemorl_rl.curriculum.sampler import PromptSampler
     from nemorl_rl.rollouts.recording import RolloutRecorder
 
 FIND_DATASET: Slot[Callable[[str | Path, Sequence[str]], DatasetConfig]] = Slot("find_dataset")
 """The dataset that a name or path means, given the names of installed ones."""
-GATEWAY: Slot[Callable[[], EpisodeGateway]] = Slot("gateway")
+GATEWAY: Slot[Callable[[GatewayRules], EpisodeGateway]] = Slot("gateway")
 """Lets programs call the policy over HTTP."""
 MEMORY_PLAN: Slot[Callable[[RunConfig], dict[str, Any] | None]] = Slot("memory_plan")
 """Memory of a run's fullest device, or ``None`` where it cannot be told."""

@@ -73,6 +73,9 @@ class ScriptedPolicy:
         self.asked.append(token_ids)
         return (await self._answer())[1]
 
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        return value
+
     async def _answer(self) -> tuple[str, Completion]:
         if self._says is None:
             await asyncio.Event().wait()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
-from collections.abc import Hashable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from nemorl_rl.agents.contract import ChatMessage, EpisodePolicy
 from nemorl_rl.agents.seats import MOST_LETTERS, Seated
@@ -14,13 +12,12 @@ from nemorl_rl.chat.text import TextCoder
 
 from nemorl_agents.gateway.calls import Calls
 from nemorl_agents.gateway.errors import RequestError
+from nemorl_agents.gateway.newest import Newest
+from nemorl_agents.gateway.rewards import Answers
 
 if TYPE_CHECKING:
     from nemorl_agents.gateway.gateway import GatewayOptions
 
-
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V")
 
 SEAT_HEADER = "x-nemorl-seat"
 """The seat in whose name a request asks, where the policy plays several."""
@@ -44,6 +41,8 @@ class Traffic:
     """Requests that the policy could not answer."""
     broken_tool_choices: int = 0
     """Answers that did otherwise than ``tool_choice`` or ``parallel_tool_calls`` asked."""
+    rewards: int = 0
+    """Rewards that the agent gave, those sent again not counted twice."""
     malformed_tool_calls: int = 0
     """Tool calls that could not be read."""
     failure: Exception | None = None
@@ -52,23 +51,6 @@ class Traffic:
     def metrics(self) -> dict[str, float]:
         """Its numbers under the names by which they are logged."""
         return {f"gateway_{one.name}": float(getattr(self, one.name)) for one in fields(self) if one.name != "failure"}
-
-
-class Newest(Generic[K, V]):
-    """The newest entries of a table, at most so many."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._entries: OrderedDict[K, V] = OrderedDict()
-
-    def get(self, key: K) -> V | None:
-        return self._entries.get(key)
-
-    def put(self, key: K, value: V) -> None:
-        self._entries[key] = value
-        self._entries.move_to_end(key)
-        while len(self._entries) > self._most:
-            self._entries.popitem(last=False)
 
 
 class OpenEpisode:
@@ -80,6 +62,7 @@ class OpenEpisode:
         self.calls = Calls(options.max_concurrent_calls)
         self.histories: Newest[str, tuple[ChatMessage, ...]] = Newest(MOST_RESPONSES)
         """Messages up to each response, for ``previous_response_id``."""
+        self.answers = Answers(max(1, policy.limits.max_calls))
 
     def seated(self, seat: str) -> OpenEpisode:
         """This episode, asked in the name of a seat; an empty one is nobody's.

@@ -11,6 +11,7 @@ from typing import Self
 
 from nemorl.errors import UsageError
 from nemorl_rl.agents.contract import EpisodePolicy
+from nemorl_rl.agents.gateways import GatewayRules
 from nemorl_trust.audit.recording import record
 from nemorl_trust.http_server import HttpServer
 from nemorl_trust.listening import Place
@@ -20,16 +21,18 @@ from nemorl_agents.gateway.episodes import OpenEpisode, Traffic
 from nemorl_agents.gateway.server import Server
 
 MIB = 1024 * 1024
+POLICY = "policy"
+"""The name of the policy where none is given"""
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions(Place):
     """How a gateway listens, and what it lets pass."""
 
-    models: tuple[str, ...] = ("policy",)
+    models: tuple[str, ...] = (POLICY,)
     """Names of models that are answered; ``*`` stands for any characters. The name is echoed and selects nothing."""
     ignored_fields: tuple[str, ...] = ()
-    """Fields of bodies that are left out, where they would be refused. For agents that cannot be told to omit them."""
+    """Fields of bodies that are left out, whatever they ask for. For agents that cannot be told to omit them."""
     max_body_bytes: int = 8 * MIB
     """Longest body of a request. A million tokens of text take about half of the default."""
     max_concurrent_calls: int = 64
@@ -48,6 +51,16 @@ class GatewayOptions(Place):
     def named(self) -> tuple[str, ...]:
         """The names that stand for themselves."""
         return tuple(name for name in self.models if "*" not in name)
+
+    @property
+    def model(self) -> str:
+        """A name that is answered."""
+        return self.named[0] if self.named else self.models[0].replace("*", POLICY)
+
+    @classmethod
+    def of(cls, rules: GatewayRules) -> Self:
+        """At a free port of this machine; ``policy`` is answered too."""
+        return cls(models=tuple(dict.fromkeys([*rules.models, POLICY])), ignored_fields=rules.ignored_fields)
 
 
 def _fits(model: str, pattern: str) -> bool:
@@ -73,15 +86,15 @@ class Gateway:
         ...     traffic = gateway.close(access)
     """
 
-    def __init__(self, options: GatewayOptions | None = None) -> None:
+    def __init__(self, options: GatewayOptions | GatewayRules | None = None) -> None:
         """
         Args:
-            options: Where it listens, and what it lets pass. Unset: on this machine alone, at a free port.
+            options: Where it listens, and what it lets pass. Rules alone, or nothing: on this machine, at a free port.
 
         Raises:
             UsageError: It cannot listen there.
         """
-        self._options = options or GatewayOptions()
+        self._options = GatewayOptions.of(options) if isinstance(options, GatewayRules) else options or GatewayOptions()
         self._doors = AccessControl()
         self._socket = _listening(self._options)
         self._served_at = self.address
@@ -164,7 +177,7 @@ class Gateway:
         return episode.traffic
 
     def _access(self, base_url: str, name: str, key: str) -> Access:
-        return Access(base_url, key, self._options.models[0], name)
+        return Access(base_url, key, self._options.model, name)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

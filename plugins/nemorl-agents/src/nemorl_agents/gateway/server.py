@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.applications import Starlette
@@ -20,6 +22,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from nemorl_agents.gateway import rewards
 from nemorl_agents.gateway.access import AccessControl
 from nemorl_agents.gateway.apis.anthropic import AnthropicErrors, CountTokens, Messages
 from nemorl_agents.gateway.apis.base import Api, ErrorWords, OpenAIErrors, new_id
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 
 APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), Messages(), CountTokens(), Completions())
+Respond = Callable[[Request, OpenEpisode, str], Awaitable[Response]]
+"""From a request, whose episode is known, and its id to its response"""
 EPISODE = "/e/{episode}"
 """Where episodes have their addresses; one may be without (``nemorl serve``)."""
 DRAINED = 16
@@ -50,9 +55,15 @@ class Server:
 
     def __init__(self, doors: AccessControl, options: GatewayOptions) -> None:
         self._doors, self._options = doors, options
+        self._noted: set[str] = set()
+        """Ignored fields of which the log has been told"""
         routes = [Route("/healthz", self._health, methods=["GET"])]
         for start in (EPISODE, ""):
-            routes += [Route(start + api.path, self._endpoint(api), methods=["POST"]) for api in APIS]
+            for api in APIS:
+                answer = partial(self._respond, api)
+                routes += [Route(start + api.path, self._endpoint(answer, api.errors), methods=["POST"])]
+            for path in rewards.PATHS:
+                routes += [Route(start + path, self._endpoint(self._reward, OpenAIErrors()), methods=["POST"])]
             routes += [Route(f"{start}/v1/models", self._models, methods=["GET"])]
             routes += [Route(f"{start}/v1/models/{{model:path}}", self._models, methods=["GET"])]
         self.app = Starlette(routes=routes, exception_handlers={HTTPException: self._no_such_place})
@@ -81,32 +92,32 @@ class Server:
             told = RequestError(405, f"{request.method} is not served here", fix="use POST", code="not_found")
         else:
             what = f"nothing is served at {request.url.path[:200]}"
-            paths = ", ".join(api.path for api in APIS)
+            paths = ", ".join([*(api.path for api in APIS), rewards.PATHS[0]])
             told = RequestError(404, what, fix=f"paths are {paths}", code="not_found")
         return _refusal(told, _words(request), new_id("req_"))
 
     # Calls of the policy
 
-    def _endpoint(self, api: Api) -> Any:
+    def _endpoint(self, respond: Respond, words: ErrorWords) -> Any:
         async def endpoint(request: Request) -> Response:
             request_id = new_id("req_")
             episode: OpenEpisode | None = None
             try:
                 episode = self._episode(request)
                 episode.traffic.requests += 1
-                return await self._respond(api, request, episode, request_id)
+                return await respond(request, episode, request_id)
             except ClientDisconnect:
                 if episode is not None:
                     episode.traffic.disconnects += 1
                 return Response(status_code=HUNG_UP)
             except Exception as error:
-                return _refusal(_noted(error, episode), api.errors, request_id)
+                return _refusal(_noted(error, episode), words, request_id)
 
         return endpoint
 
     async def _respond(self, api: Api, request: Request, episode: OpenEpisode, request_id: str) -> Response:
         raw = await self._body(request)
-        body = checked(parsed(raw), api.fields, self._options.ignored_fields)
+        body = checked(parsed(raw), api.fields, self._options.ignored_fields, self._note_ignored)
         if "model" not in body:
             raise bad_field("model", "is missing", fix="name the model", code="missing")
         model = text_at(body["model"], "model")
@@ -126,12 +137,18 @@ class Server:
         headers = {"x-request-id": request_id, "cache-control": "no-cache", "x-accel-buffering": "no"}
         return _Stream(self._events(call, api, episode, request_id), call, episode, headers)
 
+    async def _reward(self, request: Request, episode: OpenEpisode, request_id: str) -> Response:
+        key, is_retry = request.headers.get("idempotency-key"), _is_retry(request)
+        given, is_new = episode.answers.reward(episode.policy, await self._body(request), key=key, is_retry=is_retry)
+        episode.traffic.rewards += is_new
+        episode.traffic.retries += not is_new
+        return JSONResponse(given, headers={"x-request-id": request_id})
+
     def _call(self, api: Api, request: Request, episode: OpenEpisode, raw: bytes, body: dict[str, Any]) -> Call:
         """The work that this request waits for: that of an earlier one where it is marked as a retry."""
         seat = request.headers.get(SEAT_HEADER, "")
         digest = hashlib.blake2b(f"{api.path}\0{seat}\0".encode() + raw, digest_size=16).digest()
-        retries = request.headers.get("x-stainless-retry-count", "0")
-        if retries.isdecimal() and int(retries[:9]) > 0:
+        if _is_retry(request):
             earlier = episode.calls.earlier(digest)
             if earlier is not None:
                 episode.traffic.retries += 1
@@ -196,12 +213,17 @@ class Server:
             )
         return b"".join(parts)
 
+    def _note_ignored(self, name: str) -> None:
+        if name not in self._noted:
+            self._noted.add(name)
+            logging.getLogger(__name__).warning("agents send `%s`, which is ignored as configured", name)
+
     def _no_such_model(self, model: str) -> RequestError:
         served = ", ".join(self._options.models)
         return RequestError(
             404,
             f"The model `{model[:100]}` does not exist",
-            fix=f"served is: {served}",
+            fix=f"served is: {served} (environment.gateway.models)",
             code="model_not_found",
             param="model",
         )
@@ -232,6 +254,12 @@ async def _hung_up(request: Request) -> None:
     """Returns when the client has gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _is_retry(request: Request) -> bool:
+    """The client's SDK says that it sends this again."""
+    retries = request.headers.get("x-stainless-retry-count", "0")
+    return retries.isdecimal() and int(retries[:9]) > 0
 
 
 def _key(request: Request) -> str:

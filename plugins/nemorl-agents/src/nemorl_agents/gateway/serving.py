@@ -10,6 +10,7 @@ from hashlib import sha256
 from itertools import count
 from typing import Any
 
+from nemorl.errors import UsageError
 from nemorl.media import Media
 from nemorl.types import Completion
 from nemorl_rl.agents.contract import (
@@ -25,7 +26,7 @@ from nemorl_rl.chat.codec import ChatCodec
 from nemorl_rl.chat.conversation import Conversation
 from nemorl_rl.rollouts.seeding import derive_seed
 
-from nemorl_agents.gateway.episodes import Newest
+from nemorl_agents.gateway.newest import Newest
 
 MOST_CONVERSATIONS = 256
 """That are remembered; one that was forgotten goes on from its messages as the template writes them."""
@@ -73,6 +74,14 @@ class ServedPolicy:
         self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
     ) -> Completion:
         return await self._new().complete(token_ids, media, options=options)
+
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        """Nothing is learnt here.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError("nothing is learnt from a model that is served", fix="reward answers in a run")
 
     def _policy_of(self, beginning: bytes) -> LivePolicy:
         with self._lock:

@@ -28,6 +28,8 @@ from nemorl_rl.agents.seats import SeatUse, seat_problems
 from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field
 
+from nemorl_agents.gateway.config import GatewayConfig
+
 if TYPE_CHECKING:
     from nemorl.contracts import Environment
     from nemorl.types import Row
@@ -46,6 +48,8 @@ class PlayedConfig(EnvironmentConfig):
     ``crashed``, ``timeout``, ``no_calls``, ``stopped``; 0 where unset."""
     timeout_s: float | None = Field(None, gt=0)
     """Seconds of an episode, the policy's answers included. Unset: what ``rollouts.episode_timeout_s`` leaves."""
+    gateway: GatewayConfig = GatewayConfig()
+    """How the policy may be called."""
     give_up_after: Annotated[int, RESUMABLE] = Field(8, ge=1)
     """As many first episodes that all got no answer of the policy end the run with an error."""
 

@@ -49,7 +49,7 @@ class NemoGym(PlayedEpisodes):
 
     def __init__(self, config: NemoGymConfig) -> None:
         fix = f"start Gym with +policy_base_url=http://127.0.0.1:{config.model_port or 'PORT'}/v1 and an openai_model"
-        super().__init__(config.outcomes, timeout_s=config.timeout_s, give_up_after=config.give_up_after, fix=fix)
+        super().__init__(config, fix=fix)
         self._config = config
         self._loop: LoopThread | None = None
         self._relay = Relay(MODEL, FrontDoor("the relay of model calls", Limits()))

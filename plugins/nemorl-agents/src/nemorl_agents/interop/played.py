@@ -14,10 +14,12 @@ from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.agents.gateways import Access, EpisodeGateway, start_gateway
-from nemorl_rl.agents.outcomes import Ending, Fate, FirstEpisodes, worth
+from nemorl_rl.agents.outcomes import Ending, FirstEpisodes, worth
 from nemorl_rl.agents.seats import Seated
 from nemorl_rl.agents.watched import WatchedPolicy
 from nemorl_rl.environments.loop_thread import in_thread
+
+from nemorl_agents.interop.episodes_config import PlayedConfig
 
 SHARE_TO_PLAY = 0.9
 """Of the time that the run gives an episode. The rest is for ending it."""
@@ -38,26 +40,16 @@ class Played:
 class PlayedEpisodes(Environment):
     """Opens the gateway for an episode, has it played, and scores it by its outcome."""
 
-    def __init__(
-        self,
-        outcomes: Mapping[str, Fate],
-        *,
-        timeout_s: float | None,
-        give_up_after: int,
-        fix: str,
-        untrained: Collection[str] = (),
-    ) -> None:
+    def __init__(self, config: PlayedConfig, *, fix: str, untrained: Collection[str] = ()) -> None:
         """
         Args:
-            outcomes: The score of episodes that did not end well.
-            timeout_s: Of an episode. Unset: what the run leaves.
-            give_up_after: First episodes without an answer of the policy, after which the run ends.
-            fix: What the error then advises.
+            config: The fields that such environments share.
+            fix: What an error advises where no first episode gets an answer of the policy.
             untrained: Roles of the policy that nothing is learnt from.
         """
-        self._outcomes, self._timeout_s = dict(outcomes), timeout_s
-        self._fix, self._untrained = fix, frozenset(untrained)
-        self._first = FirstEpisodes(give_up_after, fix=fix)
+        self._outcomes, self._timeout_s = dict(config.outcomes), config.timeout_s
+        self._rules, self._fix, self._untrained = config.gateway.rules, fix, frozenset(untrained)
+        self._first = FirstEpisodes(config.give_up_after, fix=fix)
         self._lock = threading.Lock()
         self._gateway: EpisodeGateway | None = None
 
@@ -116,7 +108,7 @@ class PlayedEpisodes(Environment):
         with self._lock:
             self.begin()
             if self._gateway is None:
-                self._gateway = start_gateway()
+                self._gateway = start_gateway(self._rules)
             return self._gateway
 
     def close(self) -> None:

@@ -40,13 +40,7 @@ class VerifiersEnv(PlayedEpisodes):
     name = "verifiers_env"
 
     def __init__(self, config: VerifiersEnvConfig) -> None:
-        super().__init__(
-            config.outcomes,
-            timeout_s=config.timeout_s,
-            give_up_after=config.give_up_after,
-            fix=FIX,
-            untrained=config.seats,
-        )
+        super().__init__(config, fix=FIX, untrained=config.seats)
         self._config = config
         self._worker: WorkerProcess | None = None
 

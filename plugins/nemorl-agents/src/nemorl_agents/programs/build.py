@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from nemorl.contracts.environment import Environment
@@ -19,16 +20,16 @@ from nemorl_agents.programs.programs import Programs
 from nemorl_agents.programs.tools import Toolbox, function_tool
 
 
-def environment_of(config: AgentConfig, gateway: Callable[[], EpisodeGateway] = start_gateway) -> Environment:
+def environment_of(config: AgentConfig, gateway: Callable[[], EpisodeGateway] | None = None) -> Environment:
     """The environment of a config.
 
     Args:
         config: Its options.
-        gateway: Starts what programs call the policy by.
+        gateway: Starts what programs call the policy by. Unset: that of the installed package, as configured.
     """
     player: Player
     if config.command:
-        player = Programs(config, gateway)
+        player = Programs(config, gateway or partial(start_gateway, config.gateway.rules))
     else:
         named = config.rollout != CHAT_LOOP
         function = load_function(config.rollout) if named else chat_loop(config.system)

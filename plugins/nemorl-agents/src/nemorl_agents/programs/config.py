@@ -24,6 +24,8 @@ from nemorl_rl.environments.references import FORM, reference_problems
 from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field, WithJsonSchema
 
+from nemorl_agents.gateway.config import GatewayConfig
+
 if TYPE_CHECKING:
     from nemorl.contracts import Environment
 
@@ -121,6 +123,8 @@ class AgentConfig(EnvironmentConfig):
     seats: dict[str, SeatUse] = Field({})
     """Roles that the policy plays and learns nothing from, by name: ``untrained``. ``frozen``, the policy's initial
     weights, is what no engine can play."""
+    gateway: GatewayConfig = GatewayConfig()
+    """Of a program: how it may call the policy."""
     system: str | None = None
     """Of ``chat_loop``: a system message before the task, where the row has none."""
     tools: ToolsConfig = ToolsConfig()

@@ -156,6 +156,22 @@ class EpisodePolicy(Protocol):
         """Continue these tokens, in which these images and sounds stand; raises as ``chat`` does."""
         ...
 
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        """Give one answer a reward of its own, beside the score of the episode, to which it is added.
+
+        Args:
+            value: Finite. Rewards of one answer add up.
+            completion: The answer, the very object that a call returned. Unset: the newest one.
+
+        Returns:
+            The rewards that this answer has by now.
+
+        Raises:
+            UsageError: There is no such answer, or the sum is not finite.
+            EpisodeClosedError: The episode has ended.
+        """
+        ...
+
 
 class EpisodeError(UsageError):
     """A call that an episode may not make. An environment that lets it through ends its episode with reward 0.

@@ -103,7 +103,9 @@ class AgentDriver:
         calls = episode.policy.calls
         response = self._tokenizer.decode(calls[-1].completion.token_ids) if calls else ""
         version, span = self._sampler.generation.version, Span(episode.began_s, episode.ended_s)
-        return to_sample(episode.prompt, calls, score, response, version=version, span=span)
+        sample = to_sample(episode.prompt, calls, score, response, version=version, span=span)
+        require_finite(sample.score, f"episode of prompt {episode.prompt.index} with the rewards of its answers")
+        return sample
 
     def _require_free_loop(self) -> None:
         if not self._pool.running_loop().responds(GRACE_S):

@@ -7,6 +7,7 @@ An environment that starts programs asks for a gateway, and a package that has a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from nemorl.errors import PluginError
@@ -14,6 +15,28 @@ from nemorl.plugins import registry
 
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.slots import GATEWAY
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayRules:
+    """What agents may write in their requests.
+
+    >>> GatewayRules(models=("gpt-4o-mini",)).ignored_fields
+    ()
+    """
+
+    models: tuple[str, ...] = ("policy",)
+    """Names of models that are answered, beside ``policy``; ``*`` stands for any characters."""
+    ignored_fields: tuple[str, ...] = ()
+    """Fields of bodies that are left out, whatever they ask for."""
+
+
+ANY_AGENT = GatewayRules()
+"""The rules where nothing is said.
+
+>>> ANY_AGENT.models
+('policy',)
+"""
 
 
 class Access(Protocol):
@@ -84,8 +107,11 @@ def gateway_is_installed() -> bool:
     return GATEWAY.name in registry().index.slots
 
 
-def start_gateway() -> EpisodeGateway:
+def start_gateway(rules: GatewayRules = ANY_AGENT) -> EpisodeGateway:
     """A gateway of the installed package that offers one.
+
+    Args:
+        rules: For the requests of all its episodes.
 
     Raises:
         PluginError: No package does.
@@ -97,4 +123,4 @@ def start_gateway() -> EpisodeGateway:
         raise PluginError(
             "no installed package lets programs call the policy over HTTP", fix="pip install nemorl-agents"
         )
-    return factory()
+    return factory(rules)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from nemorl.errors import UsageError
 from nemorl.media import Media
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 
@@ -72,6 +74,8 @@ class LivePolicy:
         self._numbers = count()
         self._lock = threading.Lock()
         self._calls: list[Call] = []
+        self._rewards: dict[int, float] = {}
+        """By the numbers of calls"""
         self._running: set[Future[list[Completion]]] = set()
         self._is_closed = False
 
@@ -103,11 +107,26 @@ class LivePolicy:
         self._record(call)
         return call.completion
 
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        with self._lock:
+            if self._is_closed:
+                raise self._closed_error()
+            answered = reversed(self._calls)
+            call = next((one for one in answered if completion is None or one.completion is completion), None)
+            if call is None:
+                raise UsageError(f"{self.episode_id} has no such answer to reward", fix="reward what a call returned")
+            total = self._rewards.get(call.number, 0.0) + value
+            if not math.isfinite(total):
+                raise UsageError(f"a reward of {value!r} makes {total!r} of an answer", fix="give finite rewards")
+            self._rewards[call.number] = total
+            return total
+
     @property
     def calls(self) -> list[Call]:
-        """Those that were answered, in order."""
+        """Those that were answered, in order, each with the rewards that it was given."""
         with self._lock:
-            return sorted(self._calls, key=lambda call: call.number)
+            rewarded = (replace(call, reward=self._rewards.get(call.number)) for call in self._calls)
+            return sorted(rewarded, key=lambda call: call.number)
 
     def close(self) -> None:
         """End the episode: what runs is cancelled, what comes is refused. Calling it twice is harmless."""

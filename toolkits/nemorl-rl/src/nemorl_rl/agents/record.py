@@ -48,6 +48,8 @@ class Call:
     """Who asked."""
     is_trained: bool = True
     """False: its answer is context."""
+    reward: float | None = None
+    """The sum of the rewards that it was given while the episode ran."""
 
 
 @dataclass(slots=True)
@@ -151,7 +153,7 @@ def to_sample(
     Args:
         prompt: The task.
         calls: All that were answered, in any order.
-        score: Of the episode. Metrics of its calls are added to it.
+        score: Of the episode. What its calls were given is added to it, and metrics of them.
         response: The text of the last answer.
         version: Of the weights, where no call says any.
         span: From its beginning until it was scored.
@@ -162,8 +164,27 @@ def to_sample(
         (False,)
     """
     ordered = sorted(calls, key=lambda call: call.number)
+    score = with_given(score, ordered)
     sample = plain_sample(prompt, ordered, score, response, score.turn_rewards, versions=(version,), span=span)
     return replace(sample, score=_with_metrics(score, ordered, (sample, *sample.branches)))
+
+
+def with_given(score: Score, calls: Sequence[Call]) -> Score:
+    """A score and the rewards that calls were given: each adds to that of its turn, and all of them to the reward.
+
+    Example:
+        >>> answer = Completion((6,), (-0.5,), "stop")
+        >>> calls = [Call(0, (5,), answer), Call(1, (5, 6, 5), answer, reward=2.0)]
+        >>> score = with_given(Score(1.0, turn_rewards=(0.5,)), calls)
+        >>> score.reward, score.turn_rewards
+        (3.0, (0.5, 2.0))
+    """
+    if all(call.reward is None for call in calls):
+        return score
+    given = [call.reward or 0.0 for call in calls]
+    own = score.turn_rewards[: len(given)]
+    by_turn = tuple(sum(pair) for pair in zip_longest(own, given, fillvalue=0.0))
+    return replace(score, reward=score.reward + sum(given), turn_rewards=by_turn)
 
 
 def plain_sample(

@@ -206,6 +206,9 @@ class Seated:
     ) -> Completion:
         return await self._policy.complete(token_ids, media, options=self._with_seat(options))
 
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        return self._policy.reward(value, completion)
+
     def _with_seat(self, options: CallOptions) -> CallOptions:
         seat = self._seat or options.seat
         return replace(options, seat=seat, is_trained=options.is_trained and role_of(seat) not in self._untrained)

@@ -73,6 +73,9 @@ class TrialPolicy:
             raise CallLimitError("this is a trial", fix="stop here")
         return Completion(self._tokens, (0.0,) * len(self._tokens), "stop")
 
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        return value
+
 
 def try_out(environment: Environment, row: Row | None, tokenizer: Tokenizer, renderer: str | None) -> None:
     """Have an environment try whether episodes can begin, on a row.

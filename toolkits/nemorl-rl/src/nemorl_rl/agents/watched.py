@@ -70,6 +70,9 @@ class WatchedPolicy:
         self.answers += 1
         return completion
 
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        return self._policy.reward(value, completion)
+
     @contextmanager
     def _watching(self) -> Iterator[None]:
         try:

@@ -121,7 +121,8 @@ class OutcomeTable(Config):
         elif fate != "partial":
             reward = lowest if fate == "lowest" else float(fate)
             score = replace(as_one(score), reward=reward, components={}, correct=False, valid=True, turn_rewards=())
-            sample = replace(sample, turn_rewards=())
+            branches = tuple(replace(branch, turn_rewards=()) for branch in sample.branches)
+            sample = replace(sample, turn_rewards=(), branches=branches)
         if score.outcome != outcome:
             score = replace(score, outcome=outcome)
         return sample if score is sample.score else replace(sample, score=score)

@@ -66,7 +66,7 @@ class Messages:
         "stop_sequences": honoured("up to 16 strings; they are not part of the answer"),
         "temperature": honoured("0 to 2, in serving and evaluation; in training it is the run's"),
         "top_p": honoured("as `temperature`"),
-        "top_k": honoured("as `temperature`"),
+        "top_k": honoured("as `temperature`; 0 and -1 keep all tokens", 0, -1),
         "stream": honoured("cut from the finished answer"),
         "output_format": refused("describe the format in the prompt: sampling is not constrained"),
         "mcp_servers": refused("call them in the agent", []),
@@ -87,6 +87,7 @@ class Messages:
             raise unsupported("output_config.format", "cannot be served", fix=fix)
         said = await ask(episode, question, call_options(body, limits=("max_tokens",), stop="stop_sequences"))
         message = _message(body["model"], said)
+        episode.answers.add(message["id"], [said.reply.completion])
         return Answer(message, lambda: _events(message))
 
 

@@ -53,7 +53,7 @@ class ChatCompletions:
         "max_completion_tokens": honoured("as `max_tokens`; the smaller one holds"),
         "temperature": honoured("0 to 2, in serving and evaluation; in training it is the run's"),
         "top_p": honoured("as `temperature`"),
-        "top_k": honoured("as `temperature`"),
+        "top_k": honoured("as `temperature`; 0 and -1 keep all tokens", 0, -1),
         "stop": honoured("up to 16 strings; they are not part of the answer"),
         "seed": honoured("in place of the episode's"),
         "n": honoured("up to 128 answers, each a call of the policy"),
@@ -101,7 +101,9 @@ class ChatCompletions:
         options = [call_options(body, limits=limits, stop="stop", number=i) for i in range(samples(body))]
         says_usage = wants_usage(body)
         said = await all_of([ask(episode, question, one) for one in options])
-        return _answer(body["model"], said, text, says_usage=says_usage)
+        answer = _answer(body["model"], said, text, says_usage=says_usage)
+        episode.answers.add(answer.payload["id"], [one.reply.completion for one in said])
+        return answer
 
 
 def wants_usage(body: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ class Completions:
         "max_tokens": honoured("bounded by the run's own limit and the room in the context; 16 where it is left out"),
         "temperature": honoured("0 to 2, in serving and evaluation; in training it is the run's"),
         "top_p": honoured("as `temperature`"),
-        "top_k": honoured("as `temperature`"),
+        "top_k": honoured("as `temperature`; 0 and -1 keep all tokens", 0, -1),
         "stop": honoured("up to 16 strings; they are not part of the answer"),
         "seed": honoured("in place of the episode's"),
         "n": honoured("up to 128 answers to each prompt, each a call of the policy"),
@@ -69,6 +69,7 @@ class Completions:
             "system_fingerprint": fingerprint(completions[0]),
         }
         payload = {**shared, "choices": [one.whole(index) for index, one in enumerate(choices)], "usage": usage}
+        episode.answers.add(shared["id"], completions)
         return Answer(payload, lambda: _events(shared, choices, usage if says_usage else None))
 
 

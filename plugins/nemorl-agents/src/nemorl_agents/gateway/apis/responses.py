@@ -82,6 +82,7 @@ class Responses:
         _refuse_formats(body)
         said = await ask(episode, question, options)
         response = _response(body, said)
+        episode.answers.add(response["id"], [said.reply.completion])
         if is_kept:
             episode.histories.put(response["id"], (*history, said.message))
         return Answer(response, lambda: events_of(response))
