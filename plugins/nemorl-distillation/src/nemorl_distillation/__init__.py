@@ -1,5 +1,6 @@
-"""On-policy distillation for nemorl."""
+"""Distillation for nemorl: from other models, and from the policy itself."""
 
 from nemorl_distillation.config import DistillationConfig, OPDConfig, TeacherConfig
+from nemorl_distillation.self_config import OPSDConfig
 
-__all__ = ["DistillationConfig", "OPDConfig", "TeacherConfig"]
+__all__ = ["DistillationConfig", "OPDConfig", "OPSDConfig", "TeacherConfig"]
