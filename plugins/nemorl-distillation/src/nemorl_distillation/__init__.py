@@ -1,6 +1,6 @@
 """Distillation for nemorl: from other models, and from the policy itself."""
 
 from nemorl_distillation.config import DistillationConfig, OPDConfig, TeacherConfig
-from nemorl_distillation.self_config import OPSDConfig
+from nemorl_distillation.self_config import OPSDConfig, SDFTConfig, SDPOConfig
 
-__all__ = ["DistillationConfig", "OPDConfig", "OPSDConfig", "TeacherConfig"]
+__all__ = ["DistillationConfig", "OPDConfig", "OPSDConfig", "SDFTConfig", "SDPOConfig", "TeacherConfig"]

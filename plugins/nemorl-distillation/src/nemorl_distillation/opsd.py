@@ -1,6 +1,6 @@
 """OPSD: the teacher is the initial policy with a correct solution before its eyes (arXiv:2601.18734).
 
-Differs from the paper: of the vocabulary the teacher's likeliest tokens are told apart, and the rest is one more outcome.
+Differs from the paper: of the vocabulary the teacher's likeliest tokens are told apart, the rest is one more outcome.
 """
 
 from __future__ import annotations

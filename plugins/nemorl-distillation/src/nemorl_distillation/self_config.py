@@ -124,6 +124,76 @@ class OPSDConfig(ColumnContextConfig):
     teacher_weights: Literal["current", "initial"] = "initial"
     """``current``: the teacher is the policy as it is at the beginning of the step. ``initial``: as it was before
     training, which cannot drift, nor get better."""
-    teacher_prompt: str = "{prompt}\n\nA correct solution of this problem:\n{solution}\n\nWith it in mind, solve the problem in your own way."
+    teacher_prompt: str = (
+        "{prompt}\n\nA correct solution of this problem:\n{solution}\n\n"
+        "With it in mind, solve the problem in your own way."
+    )
     """What the teacher reads in place of the prompt, or of its last user message, which is ``{prompt}``.
     ``{solution}`` is the text of ``context_column``."""
+
+
+class SDFTConfig(ColumnContextConfig):
+    """Self-distillation fine-tuning on demonstrations (arXiv:2601.19897)."""
+
+    summary: ClassVar[str] = "Self-distillation: learn from demonstrations on responses of one's own"
+    trainer: ClassVar[str] = "nemorl_distillation.sdft:SDFTTrainer"
+    tells: ClassVar[frozenset[str]] = frozenset({"demonstration"})
+
+    algorithm: Literal["sdft"] = "sdft"
+    """Name of the algorithm."""
+    kl_type: KLType = "reverse"
+    """``forward``, KL(teacher || student): cover all that the teacher would say. ``reverse``, KL(student || teacher):
+    say nothing that it would not. ``mixed``: both, weighted by ``mixed_kl_weight``. ``jsd``: the generalised
+    Jensen-Shannon divergence, between the two and bounded, so that no single token dominates."""
+    context_column: str = Field("response", min_length=1)
+    """Column of the data that the teacher reads and the student does not. Where a row has ``messages`` in its place,
+    what the assistant says last in them."""
+    teacher_prompt: str = (
+        "{prompt}\n\nFor example, somebody responded like this:\n{demonstration}\n\nNow give a response of your own."
+    )
+    """What the teacher reads in place of the prompt, or of its last user message, which is ``{prompt}``.
+    ``{demonstration}`` is the text of ``context_column``."""
+
+
+class SDPOConfig(SelfTaughtConfig):
+    """Self-distillation policy optimisation (arXiv:2601.20802)."""
+
+    summary: ClassVar[str] = (
+        "Self-distillation: the policy's own judgement after feedback, or a response that succeeded"
+    )
+    trainer: ClassVar[str] = "nemorl_distillation.sdpo:SDPOTrainer"
+    best_metric: ClassVar[str] = "validation/accuracy"
+    best_is_highest: ClassVar[bool] = True
+    tells: ClassVar[frozenset[str]] = frozenset({"demonstration", "feedback"})
+
+    algorithm: Literal["sdpo"] = "sdpo"
+    """Name of the algorithm."""
+    num_generations_per_prompt: int = Field(8, ge=1)
+    """Responses per prompt. The first that succeeds is shown to the teacher of the others."""
+    topk: int = Field(100, ge=1)
+    """Likeliest tokens of the teacher that are compared, at each place. Raise it while ``teacher_topk_mass`` is well
+    below 1; memory and traffic grow with it."""
+    kl_type: KLType = "jsd"
+    """``forward``, KL(teacher || student): cover all that the teacher would say. ``reverse``, KL(student || teacher):
+    say nothing that it would not. ``mixed``: both, weighted by ``mixed_kl_weight``. ``jsd``: the generalised
+    Jensen-Shannon divergence, between the two and bounded, so that no single token dominates."""
+    success_reward: float = 1.0
+    """Least reward of a response that others may be shown."""
+    teacher_prompt: str = "{prompt}{demonstration}{feedback}\n\nNow solve the task."
+    """What the teacher reads in place of the prompt, or of its last user message, which is ``{prompt}``. Where a
+    response has no demonstration, or no feedback, that part is empty."""
+    demonstration_text: str = "\n\nAn attempt that succeeded:\n{demonstration}"
+    """How another response to the prompt, which succeeded, stands in ``teacher_prompt``."""
+    feedback_text: str = "\n\nWhat came of your last attempt:\n{feedback}"
+    """How the environment's words on the response (``Score.feedback``) stand in ``teacher_prompt``."""
+
+    def reward_problems(self, scorer: object, fix: str) -> Iterator[ConfigIssue]:
+        """Without an environment nothing succeeds."""
+        if scorer is None:
+            yield ConfigIssue("environment", "nothing scores the responses", fix)
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        for name in sorted(self.tells):
+            if placeholders(getattr(self, f"{name}_text")) != [name]:
+                yield ConfigIssue(f"{name}_text", f"{{{name}}} stands in it once", f"write {{{name}}} where it belongs")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from nemorl.errors import ConfigIssue, DataError, UsageError
@@ -41,6 +41,8 @@ class TaughtTrainer(RolloutTrainer[T]):
     below."""
 
     loss: TopKDistillationLoss | SampledReverseKLLoss
+    compares_held_out: ClassVar[bool] = True
+    """Validation measures how far the student is from its teacher"""
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         # 1. The student responds: it is taught about the states that it gets itself into.
@@ -65,6 +67,8 @@ class TaughtTrainer(RolloutTrainer[T]):
         The k3 estimate from the sampled tokens. Where there is an environment, its metrics too.
         """
         scored = super().validate(rows) if self.has_rewards else {}
+        if not self.compares_held_out:
+            return scored
         began_s = time.monotonic()
         samples = self.held_out(rows)
         if not self.has_rewards:
