@@ -93,3 +93,24 @@ SELF_METRICS: Mapping[str, MetricInfo] = {
     ),
 }
 """Of algorithms whose teacher is the policy itself."""
+
+MOPD_METRICS: Mapping[str, MetricInfo] = {
+    "train/teacher_reverse_kl": MetricInfo(
+        "KL to the teachers",
+        "nats per token",
+        "KL(policy || its teachers) before the update, estimated from the sampled tokens",
+        "no fall: lower `outcome_weight`",
+        smooth=True,
+    ),
+    **{
+        f"train/{name}_advantage_size": MetricInfo(
+            "Sizes of the two advantages",
+            "advantage",
+            "mean absolute advantage per token: what teachers say, what the reward says",
+            "one far above the other decides alone: see `outcome_weight`",
+            smooth=True,
+        )
+        for name in ("teacher", "outcome")
+    },
+}
+"""Of GRPO with teachers."""
