@@ -5,8 +5,9 @@
 
 A tiny model is warmed up by SFT to two things. Asked ``12+30=``, it gives a teacher's answers, of which one in five is
 right. Asked ``57:12+30=``, it gives the number before the colon, whatever it is: a policy that can use what it is told.
-Then 200 of the sums are trained on. GRPO and SDPO are rewarded for right answers; OPSD and SDFT are given the answer as
-privileged text and no reward. A seed changes the order of the data and every sampled token.
+Then 200 of the sums are trained on. GRPO and SDPO are rewarded for right answers; to ``sdpo, feedback`` a wrong one is
+answered as a failed test answers, with what was expected. OPSD and SDFT are given the answer as privileged text and no
+reward. A seed changes the order of the data and every sampled token.
 
 The goal is 90 % of the responses to 100 of these sums, sampled at temperature 1 without any hint. Tokens are all that
 steps sample, prompts included; those that a teacher reads beside are counted apart, validation not at all. A run ends
@@ -33,21 +34,32 @@ THREADS = limit_threads()
 
 from nemorl import Callback, Console  # noqa: E402  after the thread limit
 from nemorl.config import load_config  # noqa: E402
-from nemorl.types import Row  # noqa: E402
+from nemorl.types import Row, Score  # noqa: E402
 from nemorl_rl.models.tiny import write_tiny_model  # noqa: E402
 from nemorl_tasks.quickstart import recipe  # noqa: E402
 
-HINTED = {"topk": 32, "num_generations_per_prompt": 1}
+SINGLE = {"num_prompts_per_step": 32, "num_generations_per_prompt": 1, "topk": 32}
+EIGHT = {"num_prompts_per_step": 8, "num_generations_per_prompt": 8}
+FOUR = {"num_prompts_per_step": 8, "num_generations_per_prompt": 4}
+SIBLINGS = {"teacher_prompt": "{demonstration}{prompt}", "demonstration_text": "{demonstration}:", "topk": 32}
 ARMS: Mapping[str, Mapping[str, Any]] = {
-    "grpo": {"algorithm": "grpo", "num_generations_per_prompt": 8, "kl_penalty": 0.0},
-    "opsd": {"algorithm": "opsd", "teacher_prompt": "{solution}:{prompt}", **HINTED},
-    "sdft": {"algorithm": "sdft", "teacher_prompt": "{demonstration}:{prompt}", **HINTED},
-    "sdpo": {
+    "grpo": {"algorithm": "grpo", "kl_penalty": 0.0, **EIGHT},
+    "grpo, groups of 4": {"algorithm": "grpo", "kl_penalty": 0.0, **FOUR},
+    "opsd": {"algorithm": "opsd", "teacher_prompt": "{solution}:{prompt}", **SINGLE},
+    "sdft": {"algorithm": "sdft", "teacher_prompt": "{demonstration}:{prompt}", **SINGLE},
+    "sdpo": {"algorithm": "sdpo", **SIBLINGS, **EIGHT},
+    "sdpo, groups of 4": {"algorithm": "sdpo", **SIBLINGS, **FOUR},
+    "sdpo, feedback": {
         "algorithm": "sdpo",
-        "num_generations_per_prompt": 8,
-        "topk": 32,
-        "teacher_prompt": "{demonstration}{prompt}",
-        "demonstration_text": "{demonstration}:",
+        "teacher_prompt": "{feedback}{prompt}",
+        "feedback_text": "{feedback}:",
+        **SINGLE,
+    },
+    "sdft, current": {
+        "algorithm": "sdft",
+        "teacher_prompt": "{demonstration}:{prompt}",
+        "teacher_weights": "current",
+        **SINGLE,
     },
 }
 OPERANDS = range(10, 40)
@@ -56,6 +68,12 @@ OFFSETS = (0, 1, 1, 2, 3)
 TRAINED, VALIDATED = 200, 100
 """Problems to train on, and how many of them are validated."""
 GOAL = 0.9
+
+
+def judge(prompt: str, response: str, answer: str) -> Score:
+    """1 for the right answer; of a wrong one, what was expected."""
+    is_right = response.strip() == answer
+    return Score(float(is_right), correct=is_right, feedback="" if is_right else answer)
 
 
 def problems() -> list[Row]:
@@ -128,9 +146,7 @@ def run(arm: str, seed: int, model: Path, most_tokens: int, lr: float) -> dict[s
             "model": str(model),
             "run_dir": str(Path(folder) / "run"),
             "seed": seed,
-            "environment": "math",
             "generation": {"max_new_tokens": 6},
-            "num_prompts_per_step": 32,
             "max_steps": 2000,
             "max_epochs": 2000,
             "records": {"max_gib": 0},
@@ -140,7 +156,7 @@ def run(arm: str, seed: int, model: Path, most_tokens: int, lr: float) -> dict[s
             **ARMS[arm],
         }
         trainer = load_config(config).build()
-        trainer.fit(rows, val_dataset=rows[:VALIDATED], callbacks=[seen], console=Console(quiet=True))
+        trainer.fit(rows, judge, val_dataset=rows[:VALIDATED], callbacks=[seen], console=Console(quiet=True))
     reached = [(step, tokens) for step, tokens, accuracy in seen.curve if accuracy >= GOAL]
     return {
         "arm": arm,
@@ -182,11 +198,11 @@ def main() -> None:
     parser.add_argument("--warm-up-to", type=Path, help="folder to write the warmed-up model to, and no more")
     parser.add_argument("--warm-up", type=int, default=1200, help="steps of SFT")
     parser.add_argument("--model", type=Path, help="the warmed-up model")
-    parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--lr", type=float, default=3e-4)
-    parser.add_argument("--tokens", type=int, default=600_000, help="at most, of a run")
+    parser.add_argument("--lr", type=float, default=2e-4)
+    parser.add_argument("--tokens", type=int, default=150_000, help="at most, of a run")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     start_side(THREADS)
@@ -196,13 +212,13 @@ def main() -> None:
     if arguments.model is None:
         parser.error("--model is missing: write one with --warm-up-to")
     print(machine(THREADS), flush=True)
-    arms, runs = arguments.arms.split(","), []
+    runs = []
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
-        for arm in arms:
+        for arm in arguments.arms:
             runs.append(run(arm, seed, arguments.model, arguments.tokens, arguments.lr))
             print(json.dumps(runs[-1]), flush=True)
     columns = ["arm", "tokens, median", "of each seed", "reached", "read", "steps", "last accuracy", "CPU s"]
-    print_table(f"Until {GOAL:.0%}", columns, [summary(arm, runs) for arm in arms])
+    print_table(f"Until {GOAL:.0%}", columns, [summary(arm, runs) for arm in arguments.arms])
 
 
 if __name__ == "__main__":

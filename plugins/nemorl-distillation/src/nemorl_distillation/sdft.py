@@ -1,7 +1,7 @@
-"""SDFT: the teacher is the policy with a demonstration before its eyes (arXiv:2601.19897).
+"""SDFT: the teacher is the initial policy with a demonstration before its eyes (arXiv:2601.19897).
 
 The policy learns what the demonstration shows on responses of its own, and keeps to its own words where it can.
-Differs from the paper: the teacher has the weights of now, or the initial ones, where the paper's are a moving average;
+Differs from the paper: the teacher has the initial weights, or those of now, where the paper's are a moving average;
 of the vocabulary the teacher's likeliest tokens are told apart, the rest is one more outcome.
 """
 

@@ -1,8 +1,8 @@
-"""SDPO: the teacher is the policy once it knows what came of its response (arXiv:2601.20802).
+"""SDPO: the teacher is the initial policy once it knows what came of its response (arXiv:2601.20802).
 
 It is shown the first response to the same prompt that succeeded, other than the one it reads, and what the environment
 had to say of that one (``Score.feedback``). A response with neither trains nothing, as one without a verdict.
-Differs from the paper: the teacher has the weights of now, or the initial ones, where the paper's are a moving average;
+Differs from the paper: the teacher has the initial weights, or those of now, where the paper's are a moving average;
 it chooses the likeliest tokens that are told apart, in the paper the student does.
 """
 

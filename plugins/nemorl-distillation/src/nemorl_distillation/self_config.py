@@ -36,9 +36,9 @@ class SelfTaughtConfig(TopKDivergence, TaughtConfig):
 
     num_prompts_per_step: int = Field(32, ge=1)
     """Prompts in a batch."""
-    teacher_weights: Literal["current", "initial"] = "current"
-    """``current``: the teacher is the policy as it is at the beginning of the step. ``initial``: as it was before
-    training, which cannot drift, nor get better."""
+    teacher_weights: Literal["current", "initial"] = "initial"
+    """``initial``: the teacher is the policy as it was before training, which cannot drift, nor get better.
+    ``current``: as it is at the beginning of the step; it may come to agree with whatever the policy says."""
     compare: Literal["topk", "sampled"] = "topk"
     """``topk``: the teacher's likeliest tokens at each place, by ``kl_type``. ``sampled``: the sampled token alone, by
     policy gradient of the reverse KL; for training backends without ``topk_logprobs``."""
@@ -121,9 +121,6 @@ class OPSDConfig(ColumnContextConfig):
     """``forward``, KL(teacher || student): cover all that the teacher would say. ``reverse``, KL(student || teacher):
     say nothing that it would not. ``mixed``: both, weighted by ``mixed_kl_weight``. ``jsd``: the generalised
     Jensen-Shannon divergence, between the two and bounded, so that no single token dominates."""
-    teacher_weights: Literal["current", "initial"] = "initial"
-    """``current``: the teacher is the policy as it is at the beginning of the step. ``initial``: as it was before
-    training, which cannot drift, nor get better."""
     teacher_prompt: str = (
         "{prompt}\n\nA correct solution of this problem:\n{solution}\n\n"
         "With it in mind, solve the problem in your own way."
