@@ -66,14 +66,25 @@ test_opsd = conformance(
 )
 test_opsd_on_sampled_tokens = conformance(
     "algorithms",
-    {"name": "opsd", "context_column": "answer", "compare": "sampled", "num_minibatches": 2, "num_prompts_per_step": 4},
+    {
+        "name": "opsd",
+        "context_column": "answer",
+        "compare": "sampled",
+        "num_minibatches": 2,
+        "num_prompts_per_step": 4,
+        "teacher_prompt": "{solution}:{prompt}",
+    },
     only=TWO,
 )
 test_sdft = conformance(
     "algorithms", {"name": "sdft", "teacher_prompt": "{demonstration}:{prompt}", **ONESELF}, only=TWO
 )
 test_sdft_of_current_weights = pytest.mark.full(
-    conformance("algorithms", {"name": "sdft", "teacher_weights": "current", **ONESELF}, only=TWO)
+    conformance(
+        "algorithms",
+        {"name": "sdft", "teacher_weights": "current", "teacher_prompt": "{demonstration}:{prompt}", **ONESELF},
+        only=TWO,
+    )
 )
 test_sdpo = pytest.mark.full(
     conformance("algorithms", {"name": "sdpo", "success_reward": 0.5, **SIBLINGS, **ONESELF}, skip=UNTAUGHT)

@@ -233,12 +233,17 @@ def test_a_response_is_told_of_the_first_other_one_that_succeeded(tmp_path: Path
     ]
 
 
-def test_where_nothing_succeeds_nothing_moves(tmp_path: Path) -> None:
-    (_, (_, batch)), result = batches_of(
-        settings("sdpo", tmp_path / "run", max_steps=2), reward_fn=lambda prompt, response: 0.0
-    )
+def test_where_nothing_succeeds_nothing_moves_and_the_run_can_go_on(tmp_path: Path) -> None:
+    def config(steps: int) -> Any:
+        saved = {"every": 1, "export": False}
+        return settings("sdpo", tmp_path / "run", max_steps=steps, checkpoint=saved, num_generations_per_prompt=2)
+
+    ((_, batch),), result = batches_of(config(1), reward_fn=lambda prompt, response: 0.0)
     assert not bool(batch.mask.any())
     assert result.metrics["train/taught_frac"] == result.metrics["train/loss"] == result.metrics["train/grad_norm"] == 0
+    _, later = batches_of(config(2), reward_fn=lambda prompt, response: 1.0, resume=True)
+    assert later.metrics["train/taught_frac"] == 1.0
+    assert later.metrics["train/grad_norm"] > 0
 
 
 def test_feedback_alone_teaches(tmp_path: Path) -> None:
