@@ -17,7 +17,7 @@ FOLDER = tempfile.TemporaryDirectory(prefix="nemorl-templates-")
 ROWS = Path(FOLDER.name) / "rows.jsonl"
 ROW = {
     **{"prompt": "1+1=", "answer": "2", "response": "2", "chosen": "2", "rejected": "3", "tests": []},
-    **{"margin": 1, "task": "math"},
+    **{"margin": 1, "task": "math", "solution": "2"},
 }
 ROWS.write_text((json.dumps(ROW) + "\n") * 4)
 FILE_ROWS = ("data.path=" + str(ROWS),)

@@ -167,6 +167,8 @@ class Score:
     """How the episode ended. ``rollouts.on_outcome`` says what is learnt from each."""
     cause: str = ""
     """Who or what failed, where something did, e.g. ``reset: ConnectionError: node3 refused``."""
+    feedback: str = ""
+    """What there is to say of the response, for algorithms that learn from text: a failed test, a judge's reasons."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def contents(
     position = {
         "format": FORMAT,
         "steps": optimizer.steps,
-        "has_state": with_optimizer,
+        "has_state": bool(states),  # none either where no step so far had a gradient
         "rate_scale": optimizer.rate_scale,
     }
     return RankFiles(

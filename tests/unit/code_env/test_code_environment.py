@@ -200,3 +200,15 @@ def test_output_is_compared_by_line_without_spaces_at_ends() -> None:
     assert Pair("", "1\n2\n").accepts("1 \n2\n\n")
     assert not Pair("", "1\n2\n").accepts("1 2")
     assert not Pair("", "1").accepts(" 1")
+
+
+def test_the_first_test_that_fails_is_told(share: Any) -> None:
+    right, wrong = code("def add(a, b): return a + b"), code("def add(a, b): return abs(a) + abs(b)")
+    told = [one.feedback for one in score(share, ASSERTS[:3], right, wrong)]
+    assert told[0] == ""
+    assert told[1].startswith(f"{ASSERTS[2]} fails")
+    twice = code("a, b = map(int, input().split()); print(a + b if a == 5 else 7)")
+    (found,) = score(share, PAIRS, twice)
+    assert found.feedback == "given '1 2\\n', it prints '7\\n' for '3\\n'"
+    (broken,) = score(share, PAIRS, code("1/0"))
+    assert "ZeroDivisionError" in broken.feedback

@@ -249,6 +249,7 @@ def test_a_verdict_is_asked_for_once(tmp_path: Path) -> None:
         again = judged(server.url, "a", "b", cache=cache)
         assert [score.reward for score in again] == [score.reward for score in first] == [0.1, 0.2]
         assert [score.metrics["judge_cached"] for score in (*first, *again)] == [0, 0, 1, 1]
+        assert [score.feedback.partition(": ")[2] for score in (*first, *again)] == ["1", "2", "1", "2"]
         assert again[0].metrics["judge_prompt_tokens"] == 0
         assert len(server.requests) == 2
         # Whatever the verdict depends on is part of its key.

@@ -123,7 +123,7 @@ def as_step(result: object, *, owner: str = "the environment") -> Step:
         owner: Who returned it, for the error.
 
     >>> as_step(Step(0.5, "Go on.", done=False)).score
-    Score(reward=0.5, ..., outcome='scored', cause='')
+    Score(reward=0.5, ..., outcome='scored', cause='', feedback='')
     """
     if not isinstance(result, Step):
         return Step(as_score(result, owner=owner))

@@ -1,4 +1,11 @@
-"""The knobs of distillation: what both algorithms share, then each one's own. Importing this imports no torch."""
+"""The knobs of distillation from other models, in blocks, then each algorithm's own. Importing this imports no torch.
+
+    TaughtConfig      responses per step, updates, aggregation      every algorithm whose only signal is a teacher
+    TeacherModels     ``teacher``, ``teachers``, ``teacher_column``  a block: the teachers are models of their own
+    TopKDivergence    what is compared at each token                 a block
+
+Blocks stand before the other base. Teachers that are the policy itself are in ``self_config``.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +70,7 @@ class TeacherConfig(Config):
 
 
 class TaughtConfig(RolloutRunConfig):
-    """Options of every algorithm whose student samples responses and whose teacher reads them."""
+    """Options of every algorithm whose student samples responses and learns from what a teacher says of them."""
 
     needs_columns: ClassVar[tuple[frozenset[str], ...]] = (frozenset({"prompt"}), frozenset({"messages"}))
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
@@ -73,14 +80,6 @@ class TaughtConfig(RolloutRunConfig):
     best_metric: ClassVar[str] = "validation/reverse_kl"
     best_is_highest: ClassVar[bool] = False
 
-    teacher: TeacherConfig | None = None
-    """The model to imitate: ``{model: …}``."""
-    teachers: dict[Annotated[str, Field(pattern=r"^[\w-]+$")], TeacherConfig] = Field({})
-    """Several models to imitate in place of ``teacher``, each under a name. Those that differ in name and weight alone
-    are loaded once."""
-    teacher_column: str | None = None
-    """Column of the data that names the one of ``teachers`` who reads a row's responses, e.g. ``task``. Unset: all of
-    them read all responses."""
     num_prompts_per_step: int = Field(128, ge=1)
     """Prompts in a batch."""
     num_generations_per_prompt: int = Field(1, ge=1)
@@ -97,14 +96,27 @@ class TaughtConfig(RolloutRunConfig):
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
-        yield from self._teacher_problems()
         responses = self.num_prompts_per_step * self.num_generations_per_prompt
         if self.num_minibatches > responses:
             yield ConfigIssue(
                 "num_minibatches", f"{self.num_minibatches} minibatches of {responses} responses", "lower it"
             )
 
-    def _teacher_problems(self) -> Iterator[ConfigIssue]:
+
+class TeacherModels(RolloutRunConfig):
+    """A block of knobs: the models that teach, one or several by name."""
+
+    teacher: TeacherConfig | None = None
+    """The model to imitate: ``{model: …}``."""
+    teachers: dict[Annotated[str, Field(pattern=r"^[\w-]+$")], TeacherConfig] = Field({})
+    """Several models to imitate in place of ``teacher``, each under a name. Those that differ in name and weight alone
+    are loaded once."""
+    teacher_column: str | None = None
+    """Column of the data that names the one of ``teachers`` who reads a row's responses, e.g. ``task``. Unset: all of
+    them read all responses."""
+
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
         if self.teacher is None and not self.teachers:
             yield ConfigIssue("teacher", "there is no teacher", "set teacher: {model: …}, or several under teachers")
         if self.teacher is not None and self.teachers:
@@ -119,12 +131,12 @@ class TaughtConfig(RolloutRunConfig):
                     yield replace(problem, path=f"{path}.backend")
 
     def _align_problems(self, path: str) -> Iterator[ConfigIssue]:
-        if self.max_turns > 1:
-            yield ConfigIssue(
-                path,
-                f"only single responses are written again in other tokens, and max_turns is {self.max_turns}",
-                "set max_turns: 1, or choose a teacher with the student's tokenizer",
-            )
+        """Problems of a teacher with another tokenizer, which most algorithms have no use for."""
+        yield ConfigIssue(
+            path,
+            f"{self.algorithm} asks a teacher for the log-probs of the student's own tokens",
+            "use algorithm: distillation, or a teacher with the student's tokenizer",
+        )
 
     def launch_problems(self) -> Iterator[ConfigIssue]:
         found = list(super().launch_problems())
@@ -158,19 +170,9 @@ class TaughtConfig(RolloutRunConfig):
         return {self.role_of(teacher): AuxiliaryModel(teacher.beside(self.policy)) for teacher in teachers}
 
 
-class DistillationConfig(TaughtConfig):
-    """Distillation on the likeliest tokens of the teacher (GKD, arXiv:2306.13649)."""
+class TopKDivergence(Config):
+    """A block of knobs: the divergence over a teacher's likeliest tokens."""
 
-    summary: ClassVar[str] = "On-policy distillation: KL to a teacher's likeliest tokens on the student's own responses"
-    trainer: ClassVar[str] = "nemorl_distillation.trainer:DistillationTrainer"
-    needs_capabilities: ClassVar[Mapping[str, frozenset[str]]] = {
-        "teacher": frozenset({"topk_logprobs"}),
-        "teachers": frozenset({"topk_logprobs"}),
-        "policy": frozenset({"topk_logprobs"}),
-    }
-
-    algorithm: Literal["distillation"] = "distillation"
-    """Name of the algorithm."""
     topk: int = Field(64, ge=1)
     """Likeliest tokens of the teacher that are compared, at each place. Raise it while ``teacher_topk_mass`` is well
     below 1; memory and traffic grow with it."""
@@ -187,6 +189,21 @@ class DistillationConfig(TaughtConfig):
     """Treatment of probability outside the ``topk`` tokens. ``tail``: it is one more outcome, on both sides.
     ``renormalize``: it is ignored, on both sides. ``zero``: the teacher is taken to have none, so that what the
     student has there is punished hard."""
+
+
+class DistillationConfig(TopKDivergence, TeacherModels, TaughtConfig):
+    """Distillation on the likeliest tokens of the teacher (GKD, arXiv:2306.13649)."""
+
+    summary: ClassVar[str] = "On-policy distillation: KL to a teacher's likeliest tokens on the student's own responses"
+    trainer: ClassVar[str] = "nemorl_distillation.trainer:DistillationTrainer"
+    needs_capabilities: ClassVar[Mapping[str, frozenset[str]]] = {
+        "teacher": frozenset({"topk_logprobs"}),
+        "teachers": frozenset({"topk_logprobs"}),
+        "policy": frozenset({"topk_logprobs"}),
+    }
+
+    algorithm: Literal["distillation"] = "distillation"
+    """Name of the algorithm."""
     uncommon_weight: float = Field(1.0, ge=0)
     """Weight of the tokens that student and teacher do not have in common, where a teacher has ``align: text``: the L1
     distance of their probabilities, sorted. 0 leaves them to ``outside_topk`` and saves a forward pass."""
@@ -212,8 +229,16 @@ class DistillationConfig(TaughtConfig):
                 "set rollouts.mode: sync, or dataset_fraction: 0",
             )
 
+    def _align_problems(self, path: str) -> Iterator[ConfigIssue]:
+        if self.max_turns > 1:
+            yield ConfigIssue(
+                path,
+                f"only single responses are written again in other tokens, and max_turns is {self.max_turns}",
+                "set max_turns: 1, or choose a teacher with the student's tokenizer",
+            )
 
-class OPDConfig(TaughtConfig):
+
+class OPDConfig(TeacherModels, TaughtConfig):
     """Distillation by policy gradient on the sampled tokens alone: sampled reverse KL."""
 
     summary: ClassVar[str] = "On-policy distillation by policy gradient: the teacher's log-prob of each sampled token"
@@ -238,10 +263,3 @@ class OPDConfig(TaughtConfig):
                 "the reverse KL is estimated from sampled tokens, greedy ones are not samples",
                 "use 1.0, or algorithm: distillation",
             )
-
-    def _align_problems(self, path: str) -> Iterator[ConfigIssue]:
-        yield ConfigIssue(
-            path,
-            "opd asks a teacher for the log-probs of the student's own tokens",
-            "use algorithm: distillation, or a teacher with the student's tokenizer",
-        )

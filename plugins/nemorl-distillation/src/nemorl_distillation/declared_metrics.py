@@ -76,3 +76,41 @@ DISTILLATION_METRICS: Mapping[str, MetricInfo] = {
     "timing/train/teacher_logprob_inference": MetricInfo("Teacher", "seconds", "seconds the teacher reads"),
 }
 """Of both algorithms."""
+
+SELF_METRICS: Mapping[str, MetricInfo] = {
+    "train/taught_frac": MetricInfo(
+        "Responses with a teacher",
+        "share",
+        "share of the responses that the policy read behind a privileged prompt; the others train nothing",
+        "`sdpo`: 0 until something succeeds; raise `num_generations_per_prompt`, or have the environment give feedback",
+    ),
+    "train/no_room_frac": MetricInfo(
+        "Responses without room",
+        "share",
+        "share of the responses that train nothing, as they are longer than `policy.max_sequence_tokens` behind their "
+        "privileged prompt",
+        "above 0: raise `policy.max_sequence_tokens`",
+    ),
+}
+"""Of algorithms whose teacher is the policy itself."""
+
+MOPD_METRICS: Mapping[str, MetricInfo] = {
+    "train/teacher_reverse_kl": MetricInfo(
+        "KL to the teachers",
+        "nats per token",
+        "KL(policy || its teachers) before the update, estimated from the sampled tokens",
+        "no fall: lower `outcome_weight`",
+        smooth=True,
+    ),
+    **{
+        f"train/{name}_advantage_size": MetricInfo(
+            "Sizes of the two advantages",
+            "advantage",
+            "mean absolute advantage per token: what teachers say, what the reward says",
+            "one far above the other decides alone: see `outcome_weight`",
+            smooth=True,
+        )
+        for name in ("teacher", "outcome")
+    },
+}
+"""Of GRPO with teachers."""

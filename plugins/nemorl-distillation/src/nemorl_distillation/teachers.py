@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +21,8 @@ from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.rollouts.prompts import to_prompt
 from nemorl_tensors import KL_ESTIMATORS, TokenBatch, masked_mean
 from torch import Tensor
+
+from nemorl_distillation.loss import FLOOR
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,18 @@ def _number_of(row: Mapping[str, object], column: str, teachers: Sequence[Teache
             or "name one of the teachers in every row, of validation too, or leave teacher_column out",
         )
     return names.index(str(named))
+
+
+def sampled_logprobs(asked: Iterable[tuple[Turn, TrainingPolicy]], num_tokens: int) -> tuple[Tensor, Tensor]:
+    """[N] float32 nats of each token, the mean over the teachers that read it by their weights, and [N] their sum.
+
+    Nobody reads a token of weight 0, whose log-prob is 0.
+    """
+    total, weights = torch.zeros(num_tokens), torch.zeros(num_tokens)
+    for turn, model in asked:
+        total[turn.tokens] += turn.teacher.weight * model.get_logprobs(turn.batch).clamp(min=FLOOR)
+        weights[turn.tokens] += turn.teacher.weight
+    return torch.where(weights > 0, total / weights, 0.0), weights
 
 
 def given_count(fraction: float, batch_size: int, step: int) -> int:

@@ -1,6 +1,7 @@
 """The step of distillation: the student responds, teachers read, the student updates.
 
-``TaughtTrainer`` is the step. The two algorithms differ in what they ask teachers and in the loss they make of it.
+``TaughtTrainer`` is the step, whoever teaches. ``ModelTaughtTrainer`` has teachers that are models of their own, and
+two algorithms, which differ in what they ask teachers and in the loss they make of it.
 
 # N = tokens of all sequences concatenated, S = teachers per token, K = likeliest tokens of one
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from nemorl.errors import ConfigIssue, DataError, UsageError
@@ -25,34 +26,23 @@ from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.trainer import RolloutTrainer
 from nemorl_tensors import TokenBatch
 
-from nemorl_distillation.config import DistillationConfig, OPDConfig, TaughtConfig, TeacherConfig
-from nemorl_distillation.loss import FLOOR, SampledReverseKLLoss, TopKDistillationLoss
+from nemorl_distillation.config import DistillationConfig, OPDConfig, TaughtConfig
+from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
 from nemorl_distillation.other_tokens import OtherTokens
-from nemorl_distillation.teachers import Reader, SameTokens, Teacher, Turn, given_count, given_sample, turns
-from nemorl_distillation.vocabulary import shared_vocabulary
+from nemorl_distillation.roster import roster
+from nemorl_distillation.teachers import Turn, given_count, given_sample, sampled_logprobs, turns
 
 T = TypeVar("T", bound=TaughtConfig)
+M = TypeVar("M", DistillationConfig, OPDConfig)
 
 
 class TaughtTrainer(RolloutTrainer[T]):
-    """Base of both algorithms. One defines ``loss`` in ``setup``, and ``ask_teacher``."""
+    """Base of all algorithms whose only signal is a teacher. One defines ``loss`` in ``setup``, and what is left open
+    below."""
 
     loss: TopKDistillationLoss | SampledReverseKLLoss
-
-    def setup(self) -> None:
-        self.teachers = [self._teacher(path, config) for path, config in self.config.teachers_by_path.items()]
-
-    def _teacher(self, path: str, config: TeacherConfig) -> Teacher:
-        reader: Reader
-        policy = self.config.policy
-        if config.align == "text":
-            reader = OtherTokens.between(policy, config.model)
-            token_ids = min(len(reader.to_student), len(reader.lacks))
-        else:
-            student_ids, token_ids = shared_vocabulary(policy.model_name, config.model, policy.tokenizer.name)
-            reader = SameTokens(student_ids)
-        self.check_teacher(path, token_ids)
-        return Teacher(path.rpartition(".")[2], config.weight, self.config.role_of(config), reader)
+    compares_held_out: ClassVar[bool] = True
+    """Validation measures how far the student is from its teacher"""
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         # 1. The student responds: it is taught about the states that it gets itself into.
@@ -77,6 +67,8 @@ class TaughtTrainer(RolloutTrainer[T]):
         The k3 estimate from the sampled tokens. Where there is an environment, its metrics too.
         """
         scored = super().validate(rows) if self.has_rewards else {}
+        if not self.compares_held_out:
+            return scored
         began_s = time.monotonic()
         samples = self.held_out(rows)
         if not self.has_rewards:
@@ -96,8 +88,9 @@ class TaughtTrainer(RolloutTrainer[T]):
         """The batch of the samples with what the loss reads of teachers."""
         raise NotImplementedError(f"{type(self).__name__} must define ask_teachers()")
 
-    def check_teacher(self, path: str, token_ids: int) -> None:
-        """Refuse a teacher that cannot say what it will be asked, given how many token ids it has."""
+    def reverse_kl(self, samples: Samples, batch: TokenBatch) -> float:
+        """Nats per token between the student and its teachers."""
+        raise NotImplementedError(f"{type(self).__name__} must define reverse_kl()")
 
     def respond(self, rows: Sequence[Row]) -> Samples:
         """The responses of this step."""
@@ -120,21 +113,6 @@ class TaughtTrainer(RolloutTrainer[T]):
     def has_rewards(self) -> bool:
         """Something gives rewards, which then count for validation."""
         return not isinstance(self.environment, Unscored)
-
-    def turns(self, samples: Samples, batch: TokenBatch) -> Iterator[tuple[Turn, TrainingPolicy]]:
-        """The part of a batch that each teacher reads, and its model."""
-        for turn in turns(self.teachers, samples.sequences, batch, self.config.teacher_column):
-            yield turn, self.run.auxiliary_models[turn.teacher.role]
-
-    def reverse_kl(self, samples: Samples, batch: TokenBatch) -> float:
-        """Nats per token between the student and its teachers, the mean by their weights."""
-        student = self.run.policy.get_logprobs(batch)
-        total = count = 0.0
-        for turn, model in self.turns(samples, batch):
-            mean = turn.teacher.reader.reverse_kl(model, turn.samples, turn.batch, student[turn.tokens])
-            total += turn.teacher.weight * mean.total
-            count += turn.teacher.weight * mean.count
-        return total / max(count, 1.0)
 
     @property
     def batch_size(self) -> int:
@@ -166,7 +144,32 @@ class TaughtTrainer(RolloutTrainer[T]):
         return {name: metric for name, metric in rollout_metrics(samples).items() if name not in rewards}
 
 
-class DistillationTrainer(TaughtTrainer[DistillationConfig]):
+class ModelTaughtTrainer(TaughtTrainer[M]):
+    """Its teachers are models of their own, which the run holds beside the student."""
+
+    def setup(self) -> None:
+        self.teachers = roster(self.config, self.check_teacher)
+
+    def check_teacher(self, path: str, token_ids: int) -> None:
+        """Refuse a teacher that cannot say what it will be asked, given how many token ids it has."""
+
+    def turns(self, samples: Samples, batch: TokenBatch) -> Iterator[tuple[Turn, TrainingPolicy]]:
+        """The part of a batch that each teacher reads, and its model."""
+        for turn in turns(self.teachers, samples.sequences, batch, self.config.teacher_column):
+            yield turn, self.run.auxiliary_models[turn.teacher.role]
+
+    def reverse_kl(self, samples: Samples, batch: TokenBatch) -> float:
+        """The mean over teachers by their weights."""
+        student = self.run.policy.get_logprobs(batch)
+        total = count = 0.0
+        for turn, model in self.turns(samples, batch):
+            mean = turn.teacher.reader.reverse_kl(model, turn.samples, turn.batch, student[turn.tokens])
+            total += turn.teacher.weight * mean.total
+            count += turn.teacher.weight * mean.count
+        return total / max(count, 1.0)
+
+
+class DistillationTrainer(ModelTaughtTrainer[DistillationConfig]):
     """KL on the teacher's likeliest tokens (GKD, arXiv:2306.13649)."""
 
     config_class = DistillationConfig
@@ -260,7 +263,7 @@ class DistillationTrainer(TaughtTrainer[DistillationConfig]):
         return batch.with_tokens(candidate_ids=candidate_ids).with_sequences(is_given=torch.arange(len(batch)) < count)
 
 
-class OPDTrainer(TaughtTrainer[OPDConfig]):
+class OPDTrainer(ModelTaughtTrainer[OPDConfig]):
     """Policy gradient of the reverse KL on the sampled tokens."""
 
     config_class = OPDConfig
@@ -277,9 +280,5 @@ class OPDTrainer(TaughtTrainer[OPDConfig]):
 
     def ask_teachers(self, samples: Samples, batch: TokenBatch) -> TokenBatch:
         """``teacher_logprobs`` [N], the mean by the teachers' weights, and ``teacher_weights`` [N], their sum."""
-        total, weights = torch.zeros(batch.num_tokens), torch.zeros(batch.num_tokens)
-        for turn, model in self.turns(samples, batch):
-            found = model.get_logprobs(turn.batch).clamp(min=FLOOR)
-            total[turn.tokens] += turn.teacher.weight * found
-            weights[turn.tokens] += turn.teacher.weight
-        return batch.with_tokens(teacher_logprobs=total / weights, teacher_weights=weights)
+        logprobs, weights = sampled_logprobs(self.turns(samples, batch), batch.num_tokens)
+        return batch.with_tokens(teacher_logprobs=logprobs, teacher_weights=weights)

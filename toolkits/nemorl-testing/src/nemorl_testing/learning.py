@@ -101,8 +101,9 @@ def check_a_student_nears_its_teachers(subject: Subject) -> None:
         raise NotApplicable("this algorithm learns from rewards, or from rows")
     models = subject.config.auxiliary_models.values()
     teachers = [model.policy.model_name for model in models if not model.learns and model.head != VALUE]
+    teachers = [name for name in teachers if name != _model_name(subject)]
     if not teachers:
-        raise NotApplicable("it has no frozen model to learn from")
+        raise NotApplicable("it has no frozen model to learn from but its own weights")
     run_dir = _lesson(subject).result.run_dir
     before, after = (_divergence(subject, folder, teachers) for folder in (_model_name(subject), run_dir / "model"))
     expect(

@@ -16,7 +16,7 @@ from nemorl.types import Prompt, Score
 
 from nemorl_tasks.code.cases import last_program
 from nemorl_tasks.code.probe import best_sandbox
-from nemorl_tasks.code.rows import RowTrials, Tests, passes, solution_of, survived
+from nemorl_tasks.code.rows import RowTrials, Tests, passes, shortfall, solution_of, survived
 from nemorl_tasks.code.sandbox import Limits, Result, Sandbox
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class _Tally:
     passed: set[int] = field(default_factory=set)
     """Of the tests that count."""
     events: Counter[str] = field(default_factory=Counter)
+    feedback: str = ""
+    """On the first test that failed"""
 
     def note(self, result: Result) -> None:
         if result.outcome == "broken":
@@ -127,9 +129,15 @@ class CodeEnvironment(Environment):
         if tests.asserts is not None:
             result = survived(self.sandbox, self.sandbox.judge(program, tests.asserts))
             tally.note(result)
-            counted = (n for n, counts in enumerate(tests.asserts.counts) if counts)
+            counted = [n for n, counts in enumerate(tests.asserts.counts) if counts]
             verdicts = dict(enumerate(result.verdicts))
             tally.passed |= {number for number in counted if verdicts.get(number) == "passed"}
+            missed = [
+                number for number, counts in enumerate(tests.asserts.counts) if counts and number not in tally.passed
+            ]
+            if missed:
+                why = verdicts.get(missed[0], "").partition(" ")[2]
+                tally.feedback = f"{tests.asserts.sources[missed[0]]} fails{f': {why}' if why else ''}"
         for number, pair in enumerate(tests.pairs):
             if self.sandbox.is_closed or (len(tally.passed) < number and self._config.all_or_nothing):
                 break  # nobody wants to know, or one failure decides
@@ -137,12 +145,13 @@ class CodeEnvironment(Environment):
             tally.note(result)
             if passes(result, pair):
                 tally.passed.add(number)
+            elif not tally.feedback:
+                tally.feedback = f"given {pair.input[:100]!r}, {shortfall(result, pair)}"
 
     def _score(self, row: _Row, tally: _Tally) -> Score:
         share = len(tally.passed) / row.tests.total
         correct = len(tally.passed) == row.tests.total
         metrics = {name: float(tally.events[name]) for name in EVENTS}
         reward = float(correct) if self._config.all_or_nothing else share
-        return Score(
-            reward, metrics={**metrics, UNPROVEN: float(not row.is_proven), "tests_passed": share}, correct=correct
-        )
+        metrics |= {UNPROVEN: float(not row.is_proven), "tests_passed": share}
+        return Score(reward, metrics=metrics, correct=correct, feedback=tally.feedback)

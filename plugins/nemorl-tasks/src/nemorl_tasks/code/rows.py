@@ -101,8 +101,7 @@ class RowTrials:
         for number, pair in enumerate(tests.pairs):
             result = survived(self._sandbox, self._patient.run({"solution.py": solution}, ["solution.py"], pair.input))
             if not passes(result, pair):
-                shown = f"it prints {result.stdout[-100:]!r} for {pair.output[:100]!r}"
-                raise _unsolved(where, number, pair.input, shown if result.returncode == 0 else _end(result))
+                raise _unsolved(where, number, pair.input, shortfall(result, pair))
         if tests.asserts is None:
             return
         result = survived(self._sandbox, self._patient.judge(solution, tests.asserts))
@@ -111,6 +110,13 @@ class RowTrials:
                 raise _unsolved(where, number, source, _end(result))
             if result.verdicts[number] != "passed":
                 raise _unsolved(where, number, source, result.verdicts[number].partition(" ")[2])
+
+
+def shortfall(result: Result, pair: Pair) -> str:
+    """What a program did that does not pass a test."""
+    if result.returncode != 0:
+        return _end(result)
+    return f"it prints {result.stdout[-100:]!r} for {pair.output[:100]!r}"
 
 
 def survived(sandbox: Sandbox, result: Result) -> Result:

@@ -86,7 +86,8 @@ def observation(step: Step, told: Sequence[int], tokenizer: Tokenizer, limit: in
 
 
 def total_score(scores: Sequence[Score]) -> Score:
-    """Rewards and parts add up over turns; the answer, its correctness and how it ended are the last turn's word."""
+    """Rewards and parts add up over turns; the answer, its correctness, how it ended and what there is to say of it are
+    the last turn's word."""
     if len(scores) == 1:
         return scores[0]
     components: Counter[str] = Counter()
@@ -97,4 +98,4 @@ def total_score(scores: Sequence[Score]) -> Score:
     last = scores[-1]
     reward, valid = sum(score.reward for score in scores), all(score.valid for score in scores)
     sums = Score(reward, dict(components), dict(metrics), last.correct, last.answer, valid)
-    return replace(sums, outcome=last.outcome, cause=last.cause)
+    return replace(sums, outcome=last.outcome, cause=last.cause, feedback=last.feedback)

@@ -170,10 +170,11 @@ def _all_valid(steps: Mapping[str, Step]) -> bool:
 
 
 def _end(steps: Mapping[str, Step]) -> dict[str, Any]:
-    """``outcome`` and ``cause`` of the first part that did not end with a verdict of its own."""
+    """``outcome`` and ``cause`` of the first part that did not end with a verdict of its own; ``feedback`` of all."""
     ends = ((step.score.outcome, f"{name}: {step.score.cause}") for name, step in steps.items())
     outcome, cause = next((end for end in ends if end[0] != "scored"), ("scored", ""))
-    return {"outcome": outcome, "cause": cause}
+    feedback = "\n".join(step.score.feedback for step in steps.values() if step.score.feedback)
+    return {"outcome": outcome, "cause": cause, "feedback": feedback}
 
 
 class _WeightedEpisode:

@@ -205,6 +205,11 @@ def _plain_step(step: Step) -> Step:
         {name: float(value) for name, value in score.metrics.items()},
         None if score.correct is None else bool(score.correct),
         None if score.answer is None else str(score.answer),
+        bool(score.valid),
+        tuple(map(float, score.turn_rewards)),
+        score.outcome,
+        str(score.cause),
+        str(score.feedback),
     )
     return Step(plain, None if step.observation is None else str(step.observation), bool(step.done))
 

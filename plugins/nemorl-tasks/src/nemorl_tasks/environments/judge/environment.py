@@ -44,7 +44,7 @@ class Judge(Environment):
         question = question_of(config, prompt, graded)
         known = self._cache.get(question.key) if self._cache is not None else None
         if known is not None:
-            return self._scored(known.score, judge_cached=1.0)
+            return self._scored(known.score, said=known.reply, judge_cached=1.0)
         try:
             reply = await self._client.ask(question.parameters())
         except JudgeUnavailableError as error:
@@ -57,17 +57,18 @@ class Judge(Environment):
             return Score(0.0, metrics=metrics, valid=config.no_verdict == "lowest", correct=self._is_correct(None))
         if self._cache is not None:
             self._cache.put(question.key, Verdict(score, reply.text))
-        return self._scored(score, reply)
+        return self._scored(score, reply, said=reply.text)
 
     def close(self) -> None:
         self._client.close()
         if self._cache is not None:
             self._cache.close()
 
-    def _scored(self, score: float, reply: Reply | None = None, **counts: float) -> Score:
+    def _scored(self, score: float, reply: Reply | None = None, *, said: str = "", **counts: float) -> Score:
         config = self._config
         reward = (score - config.lowest) / (config.highest - config.lowest)
-        return Score(reward, metrics=self._metrics(reply, **counts), correct=self._is_correct(score))
+        metrics = self._metrics(reply, **counts)
+        return Score(reward, metrics=metrics, correct=self._is_correct(score), feedback=said)
 
     def _is_correct(self, score: float | None) -> bool | None:
         if self._config.correct_from is None:
