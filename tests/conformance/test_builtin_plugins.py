@@ -56,6 +56,16 @@ test_multi_reward_math = conformance(
     "multi_reward_math",
     examples=[({"text": "1+1=", "answer": "2"}, "<think>so</think>\n<answer>2</answer>", 3.0)],
 )
+test_math_expr = conformance(
+    "environments",
+    {"name": "math_expr", "workers": 1},
+    examples=[(ARITHMETIC, "<answer>19</answer>", 1.0), (ARITHMETIC, "19", 0.0)],
+)
+test_geo3k = conformance(
+    "environments",
+    {"name": "geo3k", "workers": 1},
+    examples=[(ARITHMETIC, "</think> \\boxed{19}", 1.0), (ARITHMETIC, "\\boxed{19}", 0.9)],
+)
 test_math = conformance("environments", {"name": "math", "timeout_s": 2, "workers": 1}, examples=MATH_EXAMPLES)
 test_arithmetic = conformance("datasets", "arithmetic")
 test_arithmetic_chat = conformance("datasets", {"name": "arithmetic", "operations": ["+", "-", "*"], "chat": True})

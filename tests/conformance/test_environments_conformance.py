@@ -35,6 +35,13 @@ test_chain = conformance(
     examples=[(SUM, TAGGED, 1.1), (SUM, "2", 0.0), (SUM, TAGGED.replace("2", "3"), 0.1)],
 )
 test_exact_match = conformance("environments", {"name": "exact_match"}, examples=[(SUM, "2", 1.0), (SUM, "3", 0.0)])
+BOX = {"text": "Where?", "answer": "[0, 0, 2, 2]"}
+test_exact_alnum = conformance(
+    "environments", "exact_alnum", examples=[(SUM, "<answer> 2. </answer>", 1.0), (SUM, "2", 0.0)]
+)
+test_bbox_giou = conformance(
+    "environments", "bbox_giou", examples=[(BOX, "<answer>[0, 0, 2, 1]</answer>", 0.5), (BOX, "[0, 0, 2, 2]", 0.0)]
+)
 test_multiple_choice = conformance(
     "environments", "multiple_choice", examples=[(CHOICE, "Answer: B", 1.0), (CHOICE, "B", 0.0)]
 )

@@ -3,9 +3,19 @@
 from nemorl_math_env.config import (
     ArithmeticConfig,
     DapoMathConfig,
+    Geo3kConfig,
     MathConfig,
+    MathExpressionConfig,
     MultiRewardMathConfig,
     WordProblemsConfig,
 )
 
-__all__ = ["ArithmeticConfig", "DapoMathConfig", "MathConfig", "MultiRewardMathConfig", "WordProblemsConfig"]
+__all__ = [
+    "ArithmeticConfig",
+    "DapoMathConfig",
+    "Geo3kConfig",
+    "MathConfig",
+    "MathExpressionConfig",
+    "MultiRewardMathConfig",
+    "WordProblemsConfig",
+]

@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     from nemorl.types import Row
 
 
-class MathConfig(EnvironmentConfig):
-    """Reward 1 when the final answer of a response equals the row's ``answer``, else 0."""
+class GraderConfig(EnvironmentConfig):
+    """Common options of environments that compare answers by algebra."""
 
-    summary: ClassVar[str] = "grades final answers: exact numbers at once, formulas by algebra"
     requires_modules: ClassVar[tuple[str, ...]] = ("mpmath", "pebble")
     install_hint: ClassVar[str] = "pip install nemorl-math-env"
     metrics: ClassVar[Mapping[str, MetricInfo]] = {
@@ -55,15 +54,22 @@ class MathConfig(EnvironmentConfig):
     formulas, up to the CPU cores that generation leaves free."""
     memory_gib: float = Field(4.0, ge=1.0, le=1e6)
     """Memory limit of one grader process in GiB, so that ``9^{9^{9}}`` cannot take the machine down."""
+    accept_unevaluated: bool = False
+    r"""Accept ``12 + 7``, ``5!`` or ``\sqrt{361}`` where the answer is a number. Off, because copying the question
+    would earn the reward."""
+
+
+class MathConfig(GraderConfig):
+    """Reward 1 when the final answer of a response equals the row's ``answer``, else 0."""
+
+    summary: ClassVar[str] = "grades final answers: exact numbers at once, formulas by algebra"
+
     require_marker: bool = False
     r"""Accept marked answers only (``\boxed{…}`` or one of ``answer_markers``); others count in ``unparsable``.
     Turn it on to teach the format as well."""
     answer_markers: tuple[str, ...] = DEFAULT_MARKERS
     r"""Phrases that an answer follows, in any case. ``\boxed{…}`` and ``<answer>…</answer>`` always count. The last
     marked answer is graded."""
-    accept_unevaluated: bool = False
-    r"""Accept ``12 + 7``, ``5!`` or ``\sqrt{361}`` where the answer is a number. Off, because copying the question
-    would earn the reward."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -74,6 +80,36 @@ class MathConfig(EnvironmentConfig):
         from nemorl_math_env.environment import MathEnvironment
 
         return MathEnvironment(self)
+
+
+class MathExpressionConfig(GraderConfig):
+    """Reward 1 when ``<answer>…</answer>`` holds the same number or formula as the row's ``answer``, else 0. ``math``
+    finds answers that are written in other ways too."""
+
+    summary: ClassVar[str] = "1 when the `<answer>` equals the answer, by number or by algebra"
+
+    tag: str = Field("answer", pattern=r"^\w+$")
+    """Element that holds the answer."""
+
+    def build(self) -> Environment:
+        from nemorl_math_env.elements import MathExpression
+
+        return MathExpression(self)
+
+
+class Geo3kConfig(GraderConfig):
+    r"""Reward of a right answer in the last ``\boxed{…}``, and a little for the form: a box after ``</think>``. The
+    reward of verl and NeMo RL for Geometry3K and MMPR-Tiny."""
+
+    summary: ClassVar[str] = "the last `\\boxed{…}` is right, and a little for a box after `</think>`"
+
+    format_weight: float = Field(0.1, ge=0, le=1)
+    """Share of the form in the reward; the rest is for the answer."""
+
+    def build(self) -> Environment:
+        from nemorl_math_env.elements import Geo3k
+
+        return Geo3k(self)
 
 
 class DapoMathConfig(EnvironmentConfig):

@@ -5,6 +5,7 @@ Most answers are decided in microseconds by ``answers.py``; formulas go to ``gra
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from nemorl.contracts.environment import Environment
@@ -16,18 +17,17 @@ from nemorl_math_env.answers import canonical, decide, final_answer, is_number, 
 from nemorl_math_env.grader import Grade, GraderPool, Outcome
 
 if TYPE_CHECKING:
-    from nemorl_math_env.config import MathConfig
+    from nemorl_math_env.config import GraderConfig, MathConfig
 
 
-class MathEnvironment(Environment):
-    """Grades the final answer of a response against ``prompt.answer``. Safe to call from many threads."""
+class AnswerGrader(Environment):
+    """Grades the answer that a subclass finds against ``prompt.answer``. Safe to call from many threads."""
 
-    name = "math"
     policy_can_stall = True
     needs_columns = frozenset({"answer"})
 
-    def __init__(self, config: MathConfig, *, grader: Grade | None = None) -> None:
-        self._config = config
+    def __init__(self, config: GraderConfig, *, grader: Grade | None = None) -> None:
+        self._accept_unevaluated = config.accept_unevaluated
         if grader is None:
             grader = worker.grade_unevaluated if config.accept_unevaluated else worker.grade
         self.pool = GraderPool(
@@ -50,6 +50,31 @@ class MathEnvironment(Environment):
         truth = reference_answer(answer)
         return self._judge(truth, self._given(truth, response))
 
+    @abstractmethod
+    def _given(self, truth: str, response: str) -> str | None:
+        """The answer in a response; ``None`` where there is none."""
+
+    def _judge(self, truth: str, given: str | None) -> Outcome:
+        if given is None:
+            return "unparsable"
+        decided = decide(truth, given, accept_unevaluated=self._accept_unevaluated)
+        if decided is not None:
+            return "right" if decided else "wrong"
+        return self.pool.grade(truth, given)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+class MathEnvironment(AnswerGrader):
+    """Finds final answers however they are written."""
+
+    name = "math"
+
+    def __init__(self, config: MathConfig, *, grader: Grade | None = None) -> None:
+        super().__init__(config, grader=grader)
+        self._config = config
+
     def _given(self, truth: str, response: str) -> str | None:
         return final_answer(
             response,
@@ -57,17 +82,6 @@ class MathEnvironment(Environment):
             require_marker=self._config.require_marker,
             numeric=is_number(truth),
         )
-
-    def _judge(self, truth: str, given: str | None) -> Outcome:
-        if given is None:
-            return "unparsable"
-        decided = decide(truth, given, accept_unevaluated=self._config.accept_unevaluated)
-        if decided is not None:
-            return "right" if decided else "wrong"
-        return self.pool.grade(truth, given)
-
-    def close(self) -> None:
-        self.pool.close()
 
 
 def _as_score(outcome: Outcome, truth: str, given: str | None) -> Score:

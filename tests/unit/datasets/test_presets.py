@@ -362,6 +362,7 @@ def test_a_preset_of_files_of_ones_own_asks_for_their_path(raises: Raises):
 
 def test_every_preset_has_rows_in_these_tests():
     tested = {*PUBLISHED, "AIME2025", "open_assistant", "MATH", "MMMLU"}
+    tested |= {preset.name for preset in presets().values() if preset.media}  # in test_media_presets
     assert set(presets()) == tested
 
 
@@ -389,7 +390,7 @@ def test_the_examples_of_the_page_load(tmp_path, monkeypatch):
     (sums,) = [part for part in parts if "homepage" in part]
     (tmp_path / "sums.yaml").write_text(yaml.safe_dump(sums))
     parts[parts.index(sums)] = {"data": {"name": "./sums.yaml", "max_rows": 100}}
-    assert len(parts) == 5
+    assert len(parts) == 6
     schema = Draft202012Validator(type(config("gsm8k")).model_json_schema())
     for part in parts:
         written = {"algorithm": "grpo", "model": "org/model", "environment": "math", "data": "gsm8k", **part}

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
 
+from nemorl_tasks.datasets.lookup import look_up
 from nemorl_tasks.datasets.mapping import response_of
 from nemorl_tasks.datasets.preset_file import Preset, Ranked, Threads
-from nemorl_tasks.datasets.shapes import look_up
 
 if TYPE_CHECKING:
     from nemorl_tasks.datasets.preset import PresetConfig

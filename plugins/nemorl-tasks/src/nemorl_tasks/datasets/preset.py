@@ -57,6 +57,9 @@ class PresetConfig(DatasetConfig):
     """Ask text prompts as a chat message of the user. Unset: as the preset says, mostly true."""
     pairs: Literal["best_worst", "neighbours", "all"] = "best_worst"
     """Which pairs ranked responses make: the best and the worst, each rank and the next, or any two of them."""
+    media_folder: str | None = None
+    """Folder with the images, sounds and videos that rows name by file, where the dataset has them in files of their
+    own: its archives unpacked, or a copy of its repository (``hf download … --local-dir``)."""
     characters_per_row: int | None = Field(None, ge=1)
     """Plain text: join rows, with a line break between them, until they have so many characters."""
     max_rows: int | None = Field(None, ge=1)
@@ -91,6 +94,11 @@ class PresetConfig(DatasetConfig):
             yield ConfigIssue("path", f"{spec.name} reads files of your own", "name one: path: rows.jsonl")
         if self.validation_split is not None and self.validation_fraction:
             yield ConfigIssue("validation_fraction", "validation_split is set as well", "keep one of them")
+        if spec.media_files is not None and self.media_folder is None:
+            message = f"the rows of {spec.name} name files: {spec.media_files}"
+            yield ConfigIssue("media_folder", message, "get them, and name their folder")
+        if spec.media and self.chat is False:
+            yield ConfigIssue("chat", "images and sounds are parts of a chat message", "leave it out")
         if self.split is not None and self.split == self.validation_split:
             message = f"{self.split!r} is the split to train on: its accuracy would say nothing"
             yield ConfigIssue("validation_split", message, "name another split, or set validation_fraction instead")
@@ -115,7 +123,7 @@ class PresetConfig(DatasetConfig):
         spec = self.spec
         chat = (spec.chat if self.chat is None else self.chat) or self.system_prompt is not None
         finish = ColumnMapping({}, chat=chat, system_prompt=self.system_prompt)
-        return PresetMapping(spec, finish, self.prompt_template, self.seed)
+        return PresetMapping(spec, finish, self.prompt_template, self.seed, self.media_folder)
 
     def build(self, split: str) -> Sequence[Row] | None:
         spec = self.spec
@@ -144,7 +152,7 @@ class PresetConfig(DatasetConfig):
         """The dataset that this one is validated on, if it has no rows of its own for that."""
         if spec.validation_preset is None or self.split or self.validation_split or self.validation_fraction:
             return None
-        asked = {name: getattr(self, name) for name in ("prompt_template", "system_prompt", "chat")}
+        asked = {name: getattr(self, name) for name in ("prompt_template", "system_prompt", "chat", "media_folder")}
         return PresetConfig(preset=spec.validation_preset, **asked)
 
     def _fraction(self, spec: Preset) -> float:
@@ -152,10 +160,11 @@ class PresetConfig(DatasetConfig):
 
     def _rows(self, spec: Preset, name: str, part: tuple[str, float] | None) -> MappedRows:
         from nemorl_tasks.datasets.expanding import expand, selected
-        from nemorl_tasks.datasets.sources import read_table
+        from nemorl_tasks.datasets.sources import read_table, undecoded
 
         source = f"{spec.name} ({name})"
-        table = expand(read_table(spec, self.path, name, self.revision), spec, self, source)
+        table = read_table(spec, self.path, name, self.revision)
+        table = expand(undecoded(table) if spec.media else table, spec, self, source)
         numbers = selected(table, spec, source)
         if part is not None:
             train, validation = hold_out(len(numbers), part[1], self.seed)

@@ -26,7 +26,7 @@ FOLDER = Path(__file__).parent / "presets"
 """The presets of this package, one file each."""
 SUFFIXES = (".yaml", ".yml", ".json")
 """Files that may hold a preset."""
-TASKS = ("math", "multiple choice", "question answering", "chat", "preference", "text")
+TASKS = ("math", "multiple choice", "question answering", "images", "audio", "chat", "preference", "text")
 
 
 class Choices(Config):
@@ -92,6 +92,41 @@ class Threads(Config):
     """Their names for roles -> ``user``, ``assistant``."""
 
 
+class ListedOptions(Config):
+    """Options in the same text as their question, one to a line: they become ``choices``, a list of texts, and leave
+    the question. Letters before them and before the answer are left out (``B. a bell``)."""
+
+    column: str
+    """Column with both."""
+    after: str
+    """Text between the question and the first option."""
+    answer: str
+    """Column with the right option."""
+
+
+class MediaColumn(Config):
+    """Images, sounds or videos of a row, and where they go in its prompt."""
+
+    kind: Literal["image", "audio", "video"]
+    """Of which they are."""
+    column: str
+    """Column with one of them or a list: bytes, what the hub holds them as, or the names of files. Text filled from
+    several columns is such a name: ``videos/{id}.mp4``."""
+    marker: str | None = None
+    """Text of the prompt in whose place they stand, one after the other: ``<image>``, which ``<image_1>`` is as well.
+    Where the prompt has none of it, and where this is unset, they go before the text."""
+
+
+class Region(Config):
+    """A phrase for a part of the row's image. The answer is its box in thousandths of width and height:
+    ``[x1, y1, x2, y2]``."""
+
+    phrases: str
+    """Column with a list of phrases. The longest is asked for, as ``phrase``: it tells the most."""
+    box: str
+    """Column with left, upper, right and lower edge in pixels."""
+
+
 class Preset(Config):
     """One dataset: where it is, how its columns become rows, what it is for, and under which terms."""
 
@@ -131,6 +166,15 @@ class Preset(Config):
     """Text before the answer in its column: only what follows it is the answer."""
     answer_boxed: bool = False
     """The answer is what the last ``\\boxed{…}`` of its column holds."""
+    answer_tag: str | None = None
+    """The answer, and the response, is what this element of its column holds: ``answer`` for ``<answer>3</answer>``;
+    all of it where there is no such element."""
+    listed: ListedOptions | None = None
+    """The options of a question stand behind it."""
+    replaced: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Column -> text of it -> what stands there instead."""
+    lines: tuple[str, ...] = ()
+    """Columns whose list of texts becomes one text of as many lines."""
     prompt_template: str | None = None
     """Text of the prompt, with parts of the row in braces: ``{prompt}``, or ``{question}``, ``{options}`` and
     ``{letters}`` of a multiple-choice question."""
@@ -146,6 +190,14 @@ class Preset(Config):
     """The row holds a conversation under other names."""
     threads: Threads | None = None
     """The row holds a tree of conversations."""
+    media: tuple[MediaColumn, ...] = ()
+    """Images, sounds and videos, in the order in which they stand before the text. The prompt's last message then has a
+    list of parts for its content, ``{"type": "image", "image": …}`` and ``{"type": "text", "text": …}``."""
+    media_files: str | None = None
+    """The place of the files that the rows name, in a few words for whoever is to get them. The dataset's
+    ``media_folder`` says where they are on this machine. Unset: rows hold the media themselves."""
+    region: Region | None = None
+    """The row asks for a box around a part of its image."""
     keep: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Column -> values, compared without case: rows with others are left out."""
     drop: dict[str, tuple[str, ...]] = Field(default_factory=dict)
@@ -164,6 +216,14 @@ class Preset(Config):
             yield ConfigIssue("hub", "files and subset belong to a repository", "name it: hub: org/name")
         if self.validation_preset is not None and (self.validation or self.validation_fraction):
             yield ConfigIssue("validation_preset", "the data to validate on is given twice", "keep one of them")
+        if self.media and "prompt" not in self.columns:
+            yield ConfigIssue("media", "there is no prompt that they would be part of", "map it: columns: {prompt: …}")
+        if self.media and not self.chat:
+            yield ConfigIssue("chat", "images and sounds are parts of a chat message", "leave chat out")
+        if self.region is not None and [column.kind for column in self.media].count("image") != 1:
+            yield ConfigIssue(
+                "region", "there is no image that it would be a part of", "name one: media: [{kind: image, …}]"
+            )
         if self.answer_after and self.answer_boxed:
             yield ConfigIssue("answer_boxed", "answer_after is set as well", "keep one of them")
 

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import ConfigIssue, DataError
 
+from nemorl_tasks.datasets.derived import derived, inside_tag
+from nemorl_tasks.datasets.lookup import look_up
 from nemorl_tasks.datasets.mapping import ColumnMapping, fill_template
+from nemorl_tasks.datasets.media_rows import media_of, placed, with_parts
 from nemorl_tasks.datasets.preset_file import Choices, Pair, Preset, Turns
 
 MULTIPLE_CHOICE = (
@@ -42,6 +44,8 @@ class PresetMapping:
     """In place of the preset's."""
     seed: int = 0
     """Of the order of options."""
+    media_folder: str | None = None
+    """Of the files that rows name."""
 
     def problems(self, row: Mapping[str, Any], *, where: str, source: str) -> Iterator[ConfigIssue]:
         """The reasons why this row cannot become one of nemorl's."""
@@ -58,13 +62,18 @@ class PresetMapping:
         """
         place = f"{source}, row {number}"
         preset = self.preset
+        media = media_of(row, preset.media, self.media_folder, place)
+        row = derived(row, preset, media, place)
         result = dict(row)
         for key, column in preset.columns.items():
             result[key] = look_up(row, column, place)
         if preset.turns is not None:
             result["messages"] = _conversation(row, preset.turns, place)
-        if isinstance(result.get("answer"), str):
-            result["answer"] = self._answer(result["answer"], place)
+        for key in ("answer",) if preset.answer_tag is None else ("answer", "response"):
+            if isinstance(result.get(key), str):
+                result[key] = self._answer(result[key], place)
+        if preset.media:
+            media, result["prompt"] = placed(media, str(result["prompt"]), place)
         if preset.pair is not None:
             result.update(_pair(row, preset.pair, place))
         if preset.choices is not None:
@@ -72,7 +81,12 @@ class PresetMapping:
             result.update(_choices(row, preset.choices, order, place))
             result["question"] = result.pop("prompt")
         self._ask(result, place)
-        return self.finish.convert(result, number=number, source=source)
+        result = self.finish.convert(result, number=number, source=source)
+        if preset.media:
+            result["prompt"] = [*result["prompt"][:-1], with_parts(result["prompt"][-1], media)]
+            for source_column in {item.column for item in preset.media}:
+                result.pop(source_column, None)  # what is in the prompt is not kept a second time
+        return result
 
     def _answer(self, text: str, place: str) -> str:
         if self.preset.answer_after is not None:
@@ -83,6 +97,8 @@ class PresetMapping:
                     fix="complete the row",
                 )
             return after.strip()
+        if self.preset.answer_tag is not None:
+            return inside_tag(text, self.preset.answer_tag)
         return last_boxed(text, place) if self.preset.answer_boxed else text
 
     def _ask(self, row: dict[str, Any], place: str) -> None:
@@ -102,38 +118,6 @@ class PresetMapping:
             row["prompt"] = [{"role": "system", "content": str(system)}, *asked]
         elif system is not None and row.get("messages"):
             row["messages"] = [{"role": "system", "content": str(system)}, *row["messages"]]
-
-
-def look_up(row: Mapping[str, Any], column: str, place: str) -> Any:
-    """The value of a column, of a part of one (``answers.text.0``), or a text filled from several (``Q: {question}``).
-
-    Raises:
-        DataError: it is not there; names what is.
-    """
-    if not column:
-        return ""
-    if "{" in column:
-        return fill_template(column, row, place)
-    if column in row:
-        return row[column]
-    value: Any = row
-    for part in column.split("."):
-        if isinstance(value, Mapping) and part in value:
-            value = value[part]
-        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
-            value = value[int(part)]
-        else:
-            raise _missing(row, column, place)
-    return value
-
-
-def _missing(row: Mapping[str, Any], column: str, place: str) -> DataError:
-    names = [str(name) for name in row]
-    return DataError(
-        f"{place}: no column {column!r} (it has {', '.join(names) or 'none'})",
-        fix=did_you_mean(column, names)
-        or "these are rows of another dataset: name the right one, or map its columns (columns: {prompt: …})",
-    )
 
 
 def last_boxed(text: str, place: str) -> str:

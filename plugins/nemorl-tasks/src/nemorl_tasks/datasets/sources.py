@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,28 @@ def read_table(preset: Preset, path: str | None, split: str, revision: str | Non
     if local.exists() or local.suffix in files.SUPPORTED or not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
         return files.read(local)
     return _published(preset, path, split, revision)
+
+
+def undecoded(table: Table) -> Table:
+    """A table of the ``datasets`` library with its images and sounds as they are stored, ``{"bytes": …, "path": …}``:
+    what decodes them is chosen where they are used. Other tables as they are."""
+    datasets = sys.modules.get("datasets")
+    return _Undecoded(table) if datasets is not None and isinstance(table, datasets.Dataset) else table
+
+
+class _Undecoded(Sequence[Mapping[str, Any]]):
+    """Rows of the Arrow table behind a ``datasets.Dataset``."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table.with_format("arrow")
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        return self._table[int(index)].to_pylist()[0]
 
 
 def first_row(path: str) -> Row | None:

@@ -1,9 +1,11 @@
 """Composed environments, small graders, and two conversations (a game and a tool) for nemorl."""
 
 from nemorl_tasks.environments.config import (
+    BboxGiouConfig,
     CalculatorConfig,
     ChainConfig,
     CodeJaccardConfig,
+    ExactAlnumConfig,
     ExactMatchConfig,
     FormatConfig,
     MultipleChoiceConfig,
@@ -16,10 +18,12 @@ from nemorl_tasks.environments.judge.config import JudgeConfig
 from nemorl_tasks.environments.retriever.config import RetrieverConfig
 
 __all__ = [
+    "BboxGiouConfig",
     "CalculationsConfig",
     "CalculatorConfig",
     "ChainConfig",
     "CodeJaccardConfig",
+    "ExactAlnumConfig",
     "ExactMatchConfig",
     "FormatConfig",
     "JudgeConfig",

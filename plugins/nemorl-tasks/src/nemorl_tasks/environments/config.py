@@ -191,6 +191,40 @@ class RepetitionConfig(EnvironmentConfig):
         return Repetition(self)
 
 
+class ExactAlnumConfig(EnvironmentConfig):
+    """Reward 1 when the letters and digits in ``<answer>…</answer>`` are those of the row's ``answer``, case aside:
+    ``<answer> Yes. </answer>`` for ``yes``. Signs and points do not count: ``-1.5`` is ``15``."""
+
+    summary: ClassVar[str] = "1 when the `<answer>` has the letters and digits of the answer"
+
+    tag: str = Field("answer", pattern=r"^\w+$")
+    """Element that holds the answer."""
+
+    def build(self) -> Environment:
+        from nemorl_tasks.environments.elements import ExactAlnum
+
+        return ExactAlnum(self)
+
+
+class BboxGiouConfig(EnvironmentConfig):
+    """Reward by how well the box in ``<answer>…</answer>`` covers the row's ``answer``, both ``[x1, y1, x2, y2]``: the
+    generalised intersection over union, 1 for the same box and down to -1 for boxes far apart. 0 where there is no
+    box."""
+
+    summary: ClassVar[str] = "generalised intersection over union of the box in `<answer>` and the answer"
+
+    tag: str = Field("answer", pattern=r"^\w+$")
+    """Element that holds the box."""
+    plain_from: float | None = Field(None, ge=0, le=1)
+    """From this intersection over union on, it is the reward itself; below it is generalised, so that boxes which do
+    not meet still earn more the closer they are. Unset: always generalised."""
+
+    def build(self) -> Environment:
+        from nemorl_tasks.environments.elements import BboxGiou
+
+        return BboxGiou(self)
+
+
 class CodeJaccardConfig(EnvironmentConfig):
     """Reward from 0 to 1 for words in common with the row's ``answer``: for code (or text) that cannot be run. A policy
     earns it by looking like the reference, so run the code where you can (``code``)."""

@@ -122,3 +122,14 @@ def _is_whole_list(body: str) -> bool:
         return isinstance(json.loads(body), list)
     except (ValueError, RecursionError):
         return False
+
+
+def element(answer: str, tag: str) -> str | None:
+    """The text between the first ``<tag>`` and the last ``</tag>``; ``None`` where they are missing or out of order.
+
+    Example:
+        >>> element("<think>4?</think> <answer> 5 </answer>", "answer")
+        ' 5 '
+    """
+    start, end = answer.find(f"<{tag}>") + len(tag) + 2, answer.rfind(f"</{tag}>")
+    return answer[start:end] if f"<{tag}>" in answer and start <= end else None
