@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.contracts.memory import DeviceMemoryError
 from nemorl.errors import boundary
-from nemorl_media.family import FAMILY, family_of
 from nemorl_media.sight import Sight
+from nemorl_media.slots import FAMILY, family_of
 from nemorl_tensors.engines.model_config import name_or_path, read_model_config
 from torch import nn
 

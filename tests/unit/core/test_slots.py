@@ -10,6 +10,7 @@ from typing import Any
 
 import nemorl.contracts.slots
 import nemorl.plugins.slots
+import nemorl_media.slots
 import nemorl_rl.slots
 import pytest
 from nemorl.base.packages import site as site_of_machine
@@ -21,7 +22,12 @@ from nemorl.plugins.slots import Slot
 from nemorl_trust.site import PolicedSite
 
 ROOT = Path(__file__).parents[3]
-DECLARING: tuple[ModuleType, ...] = (nemorl.plugins.slots, nemorl.contracts.slots, nemorl_rl.slots)
+DECLARING: tuple[ModuleType, ...] = (
+    nemorl.plugins.slots,
+    nemorl.contracts.slots,
+    nemorl_media.slots,
+    nemorl_rl.slots,
+)
 
 
 def entries() -> dict[str, str]:

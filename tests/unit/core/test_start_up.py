@@ -164,7 +164,7 @@ def test_every_package_of_the_repository_is_seen() -> None:
     assert {"nemorl_grpo", "nemorl_sft", "nemorl_dtensor", "nemorl_math_env", "nemorl_tasks"} <= set(PLUGINS)
 
 
-LAYERS = ("nemorl", "nemorl_tensors", "nemorl_rl", "nemorl_trust", "nemorl_cli", "nemorl_testing")
+LAYERS = ("nemorl", "nemorl_tensors", "nemorl_media", "nemorl_rl", "nemorl_trust", "nemorl_cli", "nemorl_testing")
 """The kernel and the toolkits; each may import those before it."""
 
 

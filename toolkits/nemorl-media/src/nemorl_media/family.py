@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import torch
 from nemorl.errors import BackendError, DataError, boundary
 from nemorl.media import MAX_TOKENS, Media, MediaKind
-from nemorl.plugins.slots import Slot
 from nemorl_tensors.engines.rows import Rows
 from torch import Tensor, nn
 
@@ -155,25 +154,6 @@ class Family(ABC):
             return [name for name in known if any(name == part or name.endswith(f".{part}") for part in parts)]
 
         return {"towers": of(self.towers), "connectors": of(self.connectors)}
-
-
-FAMILY: Slot[type[Family]] = Slot("media_family")
-"""``of`` a ``model_type`` of transformers."""
-
-
-def family_of(config: Any, model_name: str, settings: Mapping[str, Any]) -> Family | None:
-    """The family of a model; ``None`` for one that reads text alone.
-
-    Args:
-        config: The model's transformers config.
-        model_name: Folder or hub name.
-        settings: ``policy.media.processor``.
-
-    Raises:
-        BackendError: The model sees or hears, and no installed package knows how.
-    """
-    found = FAMILY.of(str(config.model_type)).filled()
-    return None if found is None else found(config, model_name, settings)
 
 
 def stacked(items: Sequence[Item], name: str) -> Tensor:
