@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from nemorl.base.process.timing import Span, Timed
 from nemorl.errors import BackendError
+from nemorl.media import is_media
 from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingParams
 
 Decode = Callable[[Sequence[int]], str]
@@ -209,7 +210,8 @@ class ResponseLimits:
         """Refuse what cannot be.
 
         Raises:
-            BackendError: The prompt is empty, too long or not of this vocabulary, or no token is asked for.
+            BackendError: The prompt is empty, too long, not of this vocabulary or more than text, or no token is asked
+                for.
         """
         prompt, asked, max_tokens = request.token_ids, request.sampling.max_new_tokens, self.max_sequence_tokens
         problem, fix = None, ""
@@ -218,6 +220,11 @@ class ResponseLimits:
         elif len(prompt) >= max_tokens:
             problem = f"has a prompt of {len(prompt)} tokens; {self.bound} = {max_tokens} leaves no room"
             fix = "shorten the prompt, or raise policy.max_sequence_tokens as far as the model allows"
+        elif request.media or is_media(max(prompt)):
+            problem = "shows images or sounds, and this engine gives its model text alone"
+            fix = (
+                "use a model that sees or hears and a generation backend that supports `media`, or leave such rows out"
+            )
         elif min(prompt) < 0 or max(prompt) >= self.vocabulary:
             problem = f"has token ids from {min(prompt)} to {max(prompt)}; the model knows 0 to {self.vocabulary - 1}"
             fix = "tokenize with the policy's tokenizer"
