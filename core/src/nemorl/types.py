@@ -132,8 +132,7 @@ class Completion:
     version_starts: tuple[int, ...] = (0,)
     """Place of the first token of each of ``weight_versions``."""
     prompt_logprobs: tuple[float, ...] = ()
-    """Where asked for: per prompt token, float32 nats of ``softmax(logits)``; 0.0 for the first, and for those of
-    images and sounds, which are no tokens of the vocabulary."""
+    """Where asked for: per prompt token, float32 nats of ``softmax(logits)``, 0.0 for the first and for media."""
 
     @property
     def weight_version(self) -> int:

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from nemorl.config import PolicyConfig
+from nemorl.config.models import LoraConfig
 from nemorl.media import Media, is_media
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_dtensor.model import load_model, sight_of
 from nemorl_dtensor.model_head import Scorer
+from nemorl_dtensor.model_lora import Adapters
 from nemorl_dtensor.published_names import PublishedNames
 from nemorl_media.sight import Sight
 from nemorl_tensors.batch import TokenBatch
@@ -27,10 +29,11 @@ SAMPLED = SamplingParams(max_new_tokens=10, prompt_logprobs=True, ignore_eos=Tru
 class Trainer:
     """The model in ``nemorl_dtensor``."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, lora: LoraConfig | None = None) -> None:
         """
         Args:
             kind: Of ``tiny_sight``.
+            lora: Train adapters, which are drawn at random.
         """
         self.kind = kind
         self.folder: Path = tiny_sight(kind)
@@ -39,6 +42,8 @@ class Trainer:
         found = sight_of(self.model, policy)
         assert found is not None
         self.sight: Sight = found
+        self._adapters = None if lora is None else Adapters(self.model, lora, seed=0)
+        self.change("lora_", seed=0, by=0.05)
         self.scorer = Scorer.find(self.model, sight=found)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(self.folder)
 
@@ -92,14 +97,14 @@ class Trainer:
                 assert len(found) in (len(wanted), len(wanted) - prompt)
         return worst
 
-    def change(self, part: str, seed: int) -> None:
-        """Move the weights whose names have this part."""
+    def change(self, part: str, seed: int, by: float | None = None) -> None:
+        """Move the weights whose names have this part, by half their deviation unless it is said."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 if part in name:
                     noise = torch.randn(parameter.shape, generator=generator)
-                    parameter.add_(0.5 * noise * (parameter.std() if parameter.numel() > 1 else 1))
+                    parameter.add_(noise * (0.5 * parameter.std() if by is None else by))
 
     def export(self) -> Iterator[Mapping[str, torch.Tensor]]:
         """The weights under the names that generators know, in two buckets."""
@@ -110,4 +115,6 @@ class Trainer:
         yield dict([*found.items()][half:])
 
     def handle(self, version: int) -> WeightHandle:
-        return in_process_handle(self.export, version)
+        if self._adapters is None:
+            return in_process_handle(self.export, version)
+        return WeightHandle(in_process_handle(None, 0).transport, version, self._adapters.published, "adapters")
