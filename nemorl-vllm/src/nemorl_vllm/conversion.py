@@ -72,9 +72,7 @@ class VLLMLimits:
         if self.shown.family is None:
             self.model.require(index, request)
         else:
-            # Lengths first: decoding costs. The items are kept, so that the engine's thread finds them processed.
             self.model.require(index, replace(request, token_ids=self.shown.words(request), media=()))
-            self.shown.process(request)
         if sampling.temperature and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
             problem = f"asks for temperature {sampling.temperature:g}; vLLM samples only at those between"
             problem += f" {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
@@ -85,6 +83,8 @@ class VLLMLimits:
             fix = f"remove {name}, or generation.backend.speculative"
         if problem is not None:
             raise BackendError(f"generation request {index} {problem}", fix=fix)
+        if request.seeds:
+            self.shown.prepare(request)  # last: what it keeps waits for the engine's thread
 
 
 def completions(

@@ -12,6 +12,7 @@ from nemorl.errors import BackendError, NemorlError, boundary
 
 from nemorl_vllm.conversion import completions
 from nemorl_vllm.engine import close_engine
+from nemorl_vllm.shown import prompt_of
 
 if TYPE_CHECKING:
     from nemorl.types import GenerationRequest
@@ -67,6 +68,7 @@ class LLMRequests:
         return refused
 
     def _add(self, number: int, request: GenerationRequest) -> None:
+        items = self._limits.shown.take(request)  # first: whatever becomes of the request, it waits no longer
         reason = self.asleep or self.unusable
         if reason is not None:
             raise reason
@@ -78,7 +80,7 @@ class LLMRequests:
         self._samples[number], self._asked_s[number] = {}, time.monotonic()
         with boundary("vLLM"):
             words = self._limits.shown.words(request)
-            prompt = self._limits.shown.engine_input(self.engine, request, words)
+            prompt = prompt_of(self.engine, words, items)
             self._prompts[number] = request.token_ids, words
             for place, seed in enumerate(request.seeds):
                 name = f"{number}.{place}"

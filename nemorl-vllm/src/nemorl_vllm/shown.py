@@ -34,6 +34,8 @@ class Shown:
         self._kind = str(config.model_type)
         self._lock = threading.Lock()
         """A family keeps what it has processed, for one thread at a time."""
+        self._waiting: dict[int, tuple[GenerationRequest, Sequence[Placed]]] = {}
+        """Requests that nobody has taken yet, by identity, and their items."""
 
     @property
     def engine_arguments(self) -> dict[str, Any]:
@@ -75,9 +77,26 @@ class Shown:
         with self._lock:
             return placed(request.token_ids, named_in(request.token_ids, request.media), self.family)
 
-    def engine_input(self, engine: Any, request: GenerationRequest, words: Sequence[int]) -> Any:
-        """What ``LLMEngine.add_request`` takes of an accepted request, whose prompt in words is this."""
-        from vllm.inputs import tokens_input
-
+    def prepare(self, request: GenerationRequest) -> None:
+        """The same, kept until ``take``: more may wait for the engine than a family remembers."""
         items = self.process(request)
-        return engine_input(engine, words, items) if items else tokens_input(list(words))
+        if items:
+            self._waiting[id(request)] = request, items
+
+    def take(self, request: GenerationRequest) -> Sequence[Placed]:
+        """The processed items of a request, which is kept no longer."""
+        _, items = self._waiting.pop(id(request), (request, None))
+        return self.process(request) if items is None else items
+
+
+def prompt_of(engine: Any, prompt: Sequence[int], items: Sequence[Placed]) -> Any:
+    """What ``LLMEngine.add_request`` takes.
+
+    Args:
+        engine: The ``LLMEngine``.
+        prompt: In the vocabulary of the model.
+        items: In it.
+    """
+    from vllm.inputs import tokens_input
+
+    return engine_input(engine, prompt, items) if items else tokens_input(list(prompt))
