@@ -51,7 +51,12 @@ def test_a_prompt_is_processed_once_on_its_way_to_the_engine(
 ) -> None:
     shown, processed = limits.shown, list[Media]()
     process = type(shown.family).process
-    monkeypatch.setattr(shown.family, "process", lambda item: processed.append(item) or process(shown.family, item))
+
+    def counted(item: Media) -> Any:
+        processed.append(item)
+        return process(shown.family, item)
+
+    monkeypatch.setattr(shown.family, "process", counted)
     monkeypatch.setattr("nemorl_media.family.CACHE_BYTES", 0)  # a family forgets each item at the next one
     other = shown.family.named(drawing(7))
     ids = tuple(other.token_ids(6))
