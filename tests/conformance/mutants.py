@@ -238,6 +238,7 @@ GENERATION = {
     "ignored_end_tokens_end_nothing": "EndsAtIgnoredTokens",
     "prompt_logprobs_equal_transformers": "ShiftsPromptLogprobs",
     "requests_of_one_call_may_sample_differently": "OneMinPForAll",
+    "an_image_for_a_model_that_reads_text_is_refused_by_name": "ReadsPlaceholders",
     "top_k_draws_from_the_k_most_likely": "TopKPlusOne",
     "update_weights_takes_effect": "CountsUpdates",
     "a_conversation_goes_on_with_the_weights_at_hand": "KeepsTurnsForEver",

@@ -132,7 +132,7 @@ class Completion:
     version_starts: tuple[int, ...] = (0,)
     """Place of the first token of each of ``weight_versions``."""
     prompt_logprobs: tuple[float, ...] = ()
-    """Where asked for: per prompt token, float32 nats of ``softmax(logits)``, 0.0 for the first."""
+    """Where asked for: per prompt token, float32 nats of ``softmax(logits)``, 0.0 for the first and for media."""
 
     @property
     def weight_version(self) -> int:

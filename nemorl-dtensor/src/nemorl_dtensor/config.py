@@ -104,6 +104,7 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
             "activations",
             "any_transport",
             "filtered_logprobs",
+            "media",
             "prompt_logprobs",
             "shared_weights",
             "sleep",

@@ -69,7 +69,7 @@ class LiveModel:
     @property
     def placeholders(self) -> frozenset[int]:
         """Tokens that stand for images and sounds; empty where the model reads text alone."""
-        return frozenset() if self.sight is None else frozenset(self.sight.family.placeholders.values())
+        return frozenset() if self.sight is None else frozenset(self.sight.family.stand_ins.values())
 
     def bind(self, handle: WeightHandle) -> int:
         """Take these weights; bytes that were read."""

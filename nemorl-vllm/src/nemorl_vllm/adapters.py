@@ -27,6 +27,7 @@ from nemorl_vllm.config import ADAPTER_RANKS, adapter_room
 if TYPE_CHECKING:
     from nemorl.config.models import LoraConfig
     from nemorl.weights import WeightHandle
+    from nemorl_media.family import Family
 
 NEWEST = 1
 """vLLM's id of the adapter that every update replaces. That of version v is v + 2."""
@@ -52,13 +53,16 @@ def engine_arguments(lora: LoraConfig, slots: int) -> dict[str, Any]:
 class Adapters:
     """Those that an engine has, and the folder in which they come."""
 
-    def __init__(self, lora: LoraConfig, snapshots: int) -> None:
+    def __init__(self, lora: LoraConfig, snapshots: int, family: Family | None = None) -> None:
         """
         Args:
             lora: Their form.
             snapshots: Most versions that are held.
+            family: Of a model that sees or hears.
         """
         self._lora, self._limit = lora, snapshots
+        self._unread = () if family is None else (*family.towers, *family.connectors)
+        """Parts of the model whose adapters vLLM would leave out without a word."""
         self._held: list[int] = []
         """Versions, the newest at the end."""
         self._place = TemporaryDirectory(prefix="nemorl-adapter-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
@@ -114,9 +118,17 @@ class Adapters:
 
         Raises:
             WeightsLostError: The trainer is gone.
+            BackendError: It adapts the part of the model that sees or hears.
         """
         buckets = CountedBuckets(handle.buckets())
         tensors = {name: tensor.detach() for bucket in buckets for name, tensor in bucket.items()}
+        unread = next((name for name in tensors if any(f".{part}." in name for part in self._unread)), None)
+        if unread is not None:
+            raise BackendError(
+                f"an adapter of {unread.partition('.lora_')[0]} came, and vLLM applies adapters to the language model "
+                "alone",
+                fix="set rollouts.adapters: merged, or policy.lora.target_modules to layers of the language model",
+            )
         modules = {name.rsplit(".", 3)[-3] for name in tensors}
         settings: dict[str, Any] = {"peft_type": "LORA", "r": self._lora.rank, "lora_alpha": self._lora.alpha}
         settings["target_modules"] = sorted(modules)

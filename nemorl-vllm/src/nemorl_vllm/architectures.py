@@ -12,8 +12,16 @@ from typing import Any
 WRONG: Mapping[str, str] = {
     "bloom": "vLLM 0.32 computes its activation by the error function, transformers by its tanh approximation",
     "cohere2": "vLLM 0.32 lets its sliding-window layers see one token more than transformers does",
+    "paligemma": "the tokens of its prompt see each other in transformers, and in vLLM 0.32 on the CPU each sees those "
+    "before it alone (on CUDA nobody has compared)",
 }
 """transformers' ``model_type`` -> why samples have other log-probs than training computes, on any device."""
+CAUSAL: Mapping[str, str] = dict.fromkeys(
+    ("gemma3",),
+    "the tokens of an image see each other in transformers, and in vLLM 0.32 on the CPU each sees those before it "
+    "alone (on CUDA nobody has compared)",
+)
+"""The same of models that are right for text: why they cannot be shown anything."""
 UNUSABLE: Mapping[str, str] = {
     "mpt": "vLLM has no code for this architecture since 0.28",
     "minimax_m2": "vLLM 0.32 cannot replace its weights: its reload fails on the norms of this model's attention",

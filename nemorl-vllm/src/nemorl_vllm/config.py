@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, Options
+from nemorl.config.models import MediaConfig
 from nemorl.contracts import GenerationCapability
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
@@ -16,7 +17,7 @@ from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine
 from nemorl_rl.serving.sampler_precision import LowerPrecision
 from pydantic import Field
 
-from nemorl_vllm.architectures import obstacles
+from nemorl_vllm.architectures import CAUSAL, USE_HF, obstacles
 from nemorl_vllm.speculative_config import SPECULATION_METRICS, SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ SET_ELSEWHERE = {
     "quantization": "set precision of the backend: the trainer's weights are rounded as they are loaded",
     "quantization_config": "set precision of the backend",
     "enable_sleep_mode": "set cluster.take_turns",
+    "mm_device_do_normalize": "images are normalised before they come, as those of the trainer are",
+    "mm_processor_kwargs": "set policy.media.processor",
     "enable_lora": "set rollouts.adapters: separate",
     "max_loras": "set snapshots of the backend",
     "max_lora_rank": "it follows from policy.lora.rank",
@@ -84,6 +87,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
             "filtered_logprobs",
             "generation_metrics",
             "in_flight_updates",
+            "media",
             "prompt_logprobs",
             "sleep",
             "submit",
@@ -154,8 +158,12 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
         yield from tensor_parallel_problems(policy, self.tensor_parallel_size, path)
         if device == "cpu" and self.expert_parallel:
             yield ConfigIssue("generation.backend.expert_parallel", EXPERTS_APART, "leave it out: experts are divided")
-        for reason, fix in obstacles(stored_config(policy.model_name) or {}, device):
+        stored = stored_config(policy.model_name) or {}
+        for reason, fix in obstacles(stored, device):
             yield ConfigIssue("generation.backend", reason, fix)
+        kind = str(stored.get("model_type"))
+        if kind in CAUSAL and policy.media != MediaConfig():
+            yield ConfigIssue("generation.backend", f"{kind}: {CAUSAL[kind]}", USE_HF)
 
     def _precision_problems(self, policy: PolicyConfig, device: str) -> Iterator[ConfigIssue]:
         if self.precision is None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from nemorl.base.process.timing import Span
 from nemorl.errors import BackendError, boundary
+from nemorl.media import is_media
 from nemorl.types import Completion, FinishReason, GenerationRequest
 from nemorl_rl.data.tokenizer import Tokenizer, declared_limits
 from nemorl_rl.rollouts.seeding import mixed_seed
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.responses import TimedCompletion
+
+from nemorl_vllm.shown import Shown
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -34,6 +38,7 @@ class VLLMLimits:
         with boundary(f"transformers, reading the config of {policy.model_name!r},"):
             config = read_model_config(policy)
         self.model = declared_limits(policy, Tokenizer.of(policy), config)
+        self.shown = Shown(policy, config)
 
     def params(self, request: GenerationRequest, seed: int, *, scores_prompt: bool) -> Any:
         """``vllm.SamplingParams`` of one sample."""
@@ -50,7 +55,7 @@ class VLLMLimits:
             seed=mixed_seed(seed),
             max_tokens=self.model.new_tokens(request),
             stop=list(sampling.stop_strings),
-            stop_token_ids=sorted(end_ids.union(sampling.stop_token_ids)),
+            stop_token_ids=sorted(end_ids.union(sampling.stop_token_ids, self.shown.end_ids)),
             ignore_eos=True,  # the end tokens are among the above: one rule for all of them
             detokenize=bool(sampling.stop_strings),
             include_stop_str_in_output=True,
@@ -63,8 +68,11 @@ class VLLMLimits:
 
     def check(self, index: int, request: GenerationRequest) -> None:
         """Refuse what the engine would refuse, in words that name the request."""
-        self.model.require(index, request)
         sampling, problem, fix = request.sampling, None, ""
+        if self.shown.family is None:
+            self.model.require(index, request)
+        else:
+            self.model.require(index, replace(request, token_ids=self.shown.words(request), media=()))
         if sampling.temperature and not MIN_TEMPERATURE <= sampling.temperature <= MAX_TEMPERATURE:
             problem = f"asks for temperature {sampling.temperature:g}; vLLM samples only at those between"
             problem += f" {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
@@ -75,23 +83,40 @@ class VLLMLimits:
             fix = f"remove {name}, or generation.backend.speculative"
         if problem is not None:
             raise BackendError(f"generation request {index} {problem}", fix=fix)
+        if request.seeds:
+            self.shown.prepare(request)  # last: what it keeps waits for the engine's thread
 
 
-def completions(samples: Sequence[tuple[Any, Span]], version: int | None = None) -> list[Completion]:
+def completions(
+    samples: Sequence[tuple[Any, Span]], token_ids: Sequence[int], words: Sequence[int], version: int | None = None
+) -> list[Completion]:
     """Those of a request.
 
     Args:
         samples: The ``RequestOutput`` of each, the first with the log-probs of the prompt, and when it was made, in
             seconds since vLLM was given the request.
+        token_ids: Of the prompt.
+        words: The same as vLLM was given them.
         version: Of the weights that all of its tokens come from, whatever became the newest meanwhile.
 
     Raises:
         BackendError: One is unusable.
     """
-    first, _ = samples[0]
-    known = first.prompt_logprobs
-    prompt = () if known is None else (0.0, *_sampled(known, len(first.prompt_token_ids) - 1))
+    _require_same_prompt(samples, words)
+    known = samples[0][0].prompt_logprobs
+    scored = () if known is None else (0.0, *_sampled(known, len(words) - 1))
+    prompt = tuple(0.0 if is_media(token) else score for token, score in zip(token_ids, scored, strict=bool(scored)))
     return [_completion(output, span, prompt, version) for output, span in samples]
+
+
+def _require_same_prompt(samples: Sequence[tuple[Any, Span]], words: Sequence[int]) -> None:
+    """An engine that expands an image which is expanded already says so nowhere else."""
+    for output, _ in samples:
+        if tuple(output.prompt_token_ids) != tuple(words):
+            raise BackendError(
+                f"vLLM was given {len(words)} tokens as a prompt, and {len(output.prompt_token_ids)} others came back",
+                fix="this vLLM changes prompts that are tokens already: use the version that nemorl-vllm asks for",
+            )
 
 
 def _completion(output: Any, span: Span, prompt_logprobs: tuple[float, ...], version: int | None) -> Completion:

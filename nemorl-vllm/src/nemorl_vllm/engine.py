@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,7 @@ def build_engine(
     *,
     max_model_len: int,
     empty: bool,
+    further: Mapping[str, Any],
     lora: LoraConfig | None = None,
 ) -> Any:
     """A ``vllm.v1.engine.llm_engine.LLMEngine`` that runs in the calling thread, whenever ``step()`` is called.
@@ -53,6 +55,7 @@ def build_engine(
         options: The backend's options.
         max_model_len: Most tokens of prompt and response.
         empty: Leave the weights to be loaded later, instead of reading them from disk.
+        further: Arguments of ``vllm.EngineArgs`` that the model asks for.
         lora: Make room for an adapter like this.
 
     Raises:
@@ -66,7 +69,9 @@ def build_engine(
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor import Executor
 
-        arguments = engine_args(policy, worker, options, max_model_len=max_model_len, empty=empty, lora=lora)
+        arguments = engine_args(
+            policy, worker, options, max_model_len=max_model_len, empty=empty, further=further, lora=lora
+        )
         config = arguments.create_engine_config()
         if worker.device == "cpu" and config.model_config.use_mla:
             raise BackendError(f"model {policy.model_name!r}: {LATENT_ATTENTION}", fix=USE_HF)
@@ -114,6 +119,7 @@ def engine_args(
     *,
     max_model_len: int,
     empty: bool,
+    further: Mapping[str, Any] = MappingProxyType({}),
     lora: LoraConfig | None = None,
 ) -> Any:
     """The settings of the engine, as ``vllm.EngineArgs``."""
@@ -122,11 +128,11 @@ def engine_args(
 
     on_cpu = worker.device == "cpu"
     kv_cache_gib = options.kv_cache_gib or (CPU_KV_CACHE_GIB if on_cpu else None)
-    further: dict[str, Any] = {}
+    further = {**further}
     if on_cpu:
         # After the first part of a prompt vLLM takes back the random number it drew for it, which generators of the CPU
         # cannot do. So a prompt is computed whole there, whatever its length.
-        further = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCH_TOKENS, max_model_len)}
+        further |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCH_TOKENS, max_model_len)}
     if lora is not None:
         further |= engine_arguments(lora, options.adapter_slots)
     return EngineArgs(

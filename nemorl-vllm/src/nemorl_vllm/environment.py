@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -33,6 +34,8 @@ DEFAULTS = {
 }
 """Variables that a user's own environment overrides."""
 
+UNREADABLE = "failed to be inspected"
+"""Of a model whose code in vLLM cannot be imported."""
 OUT_OF_MEMORY = ("KV cache", "kv cache", "cache blocks", "memory utilization", "out of memory", "Free memory")
 """Parts of the messages with which vLLM reports that memory does not suffice."""
 
@@ -162,7 +165,9 @@ def _explained(error: Exception, verb: str) -> BackendError:
         cause = cause.__cause__ or cause.__context__
     text = "\n".join(chain)
     reason = " ".join(str(error).split())[:600]
-    if "torchvision" in text or "torchaudio" in text:
+    if UNREADABLE in text and find_spec("torchvision") is None:
+        fix = f"vLLM's code for this model imports torchvision: install the one built for torch {torch.__version__}"
+    elif "torchvision" in text or "torchaudio" in text:
         fix = "torchvision or torchaudio were built for another torch: pip uninstall torchvision torchaudio torchcodec"
     elif any(part in text for part in OUT_OF_MEMORY):
         return DeviceMemoryError(

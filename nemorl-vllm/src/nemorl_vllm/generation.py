@@ -62,7 +62,7 @@ class VLLMGeneration(RequestLoop):
                 "vLLM holds several versions of adapters alone, and the weights of this engine are in the model",
                 fix="remove snapshots of generation.backend, or set generation.backend: hf",
             )
-        self._adapters = Adapters(lora, options.snapshots) if lora is not None else None
+        self._adapters = Adapters(lora, options.snapshots, limits.shown.family) if lora is not None else None
         """Where updates bring adapters alone. The model is then the stored one"""
         build = partial(
             build_engine,
@@ -71,6 +71,7 @@ class VLLMGeneration(RequestLoop):
             options,
             max_model_len=limits.model.max_sequence_tokens,
             empty=weights is not None and lora is None,
+            further=limits.shown.engine_arguments,
             lora=lora,
         )
         self._requests = requests = LLMRequests(limits, self._adapters)
@@ -212,6 +213,9 @@ class VLLMGeneration(RequestLoop):
         # Keys and values of running sequences come from the old weights: computed again, they cost one prefill. Kept,
         # they would also be found by later requests with the same prefix.
         engine.reset_prefix_cache(reset_running_requests=True)
+        # So do features of images, which vLLM knows again by the image alone. Requests that ran wait now, and have
+        # theirs computed again.
+        engine.reset_encoder_cache()
         engine.set_weight_version(str(version))
         self._requests.unusable = None
 

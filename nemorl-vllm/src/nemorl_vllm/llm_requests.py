@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from nemorl.base.process.timing import Span
@@ -12,6 +12,7 @@ from nemorl.errors import BackendError, NemorlError, boundary
 
 from nemorl_vllm.conversion import completions
 from nemorl_vllm.engine import close_engine
+from nemorl_vllm.shown import prompt_of
 
 if TYPE_CHECKING:
     from nemorl.types import GenerationRequest
@@ -42,6 +43,8 @@ class LLMRequests:
         self._samples: dict[int, dict[str, Any]] = {}
         """vLLM's names of a request's samples, and their outputs once these have ended, with when they were made."""
         self._numbers: dict[str, int] = {}
+        self._prompts: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
+        """Token ids of a request, and the same as vLLM was given them."""
         self._named: dict[int, int] = {}
         """The version that a request names, if it does."""
         self._failed: dict[int, Outcome] = {}
@@ -65,8 +68,7 @@ class LLMRequests:
         return refused
 
     def _add(self, number: int, request: GenerationRequest) -> None:
-        from vllm.inputs import tokens_input
-
+        items = self._limits.shown.take(request)  # first: whatever becomes of the request, it waits no longer
         reason = self.asleep or self.unusable
         if reason is not None:
             raise reason
@@ -77,12 +79,15 @@ class LLMRequests:
                 self._named[number] = request.version
         self._samples[number], self._asked_s[number] = {}, time.monotonic()
         with boundary("vLLM"):
+            words = self._limits.shown.words(request)
+            prompt = prompt_of(self.engine, words, items)
+            self._prompts[number] = request.token_ids, words
             for place, seed in enumerate(request.seeds):
                 name = f"{number}.{place}"
                 params = self._limits.params(
                     request, seed, scores_prompt=place == 0 and request.sampling.prompt_logprobs
                 )
-                self.engine.add_request(name, tokens_input(list(request.token_ids)), params, lora_request=adapter)
+                self.engine.add_request(name, prompt, params, lora_request=adapter)
                 self._samples[number][name], self._numbers[name] = None, number
 
     def drop(self, numbers: Collection[int]) -> None:
@@ -110,8 +115,8 @@ class LLMRequests:
             samples = self._samples[number]
             samples[output.request_id] = output, Span(0.0, time.monotonic() - self._asked_s[number])
             if None not in samples.values():
-                version = self._named.get(number)
-                ended[number] = _outcome(self._forget(number), version)
+                version, prompt = self._named.get(number), self._prompts[number]
+                ended[number] = _outcome(self._forget(number), prompt, version)
         return ended
 
     def close(self) -> None:
@@ -122,14 +127,15 @@ class LLMRequests:
         samples = self._samples.pop(number, {})
         self._asked_s.pop(number, None)
         self._named.pop(number, None)
+        self._prompts.pop(number, None)
         self._failed.pop(number, None)
         for name in samples:
             self._numbers.pop(name)
         return samples
 
 
-def _outcome(samples: Mapping[str, Any], version: int | None) -> Outcome:
+def _outcome(samples: Mapping[str, Any], prompt: tuple[Sequence[int], Sequence[int]], version: int | None) -> Outcome:
     try:
-        return completions([*samples.values()], version)
+        return completions([*samples.values()], *prompt, version)
     except BackendError as error:
         return error

@@ -57,6 +57,7 @@ class ParkedMemory:
 
     def sleep(self, engine: Any, level: Literal[1, 2]) -> None:
         engine.reset_prefix_cache()
+        engine.reset_encoder_cache()
         engine.collective_rpc("nemorl_sleep", args=(level,))
 
     def wake(self, engine: Any, parts: Sequence[MemoryPart]) -> None:

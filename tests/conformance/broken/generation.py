@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from nemorl.errors import BackendError
+from nemorl.media import words
 from nemorl.types import Completion, GenerationRequest
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_rl.serving.requests import notify_cancelled
@@ -196,6 +197,15 @@ class ShiftsPromptLogprobs(_Rewrites):
     def change(self, request: GenerationRequest, completion: Completion) -> Completion:
         known = completion.prompt_logprobs
         return replace(completion, prompt_logprobs=(*known[1:], 0.0) if known else ())
+
+
+class ReadsPlaceholders(HFGeneration):
+    """An image is answered for by the words that stand in its place."""
+
+    def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Answer]:
+        return super().submit_all(
+            [replace(one, token_ids=tuple(words(one.token_ids, placeholder=0)), media=()) for one in requests]
+        )
 
 
 class SubmitsOneSeed(HFGeneration):

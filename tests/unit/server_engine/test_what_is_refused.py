@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from nemorl.errors import BackendError, ForeignError
+from nemorl.media import Media
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_agents.servers import ServerConfig
 from nemorl_rl.models.tiny import write_tiny_model
@@ -151,6 +152,21 @@ def test_prompts_in_chunks_are_refused_on_the_cpu(serve: Any, build: Any, raises
     server.chunked = True
     with raises(BackendError, "no-enable-chunked-prefill", varies=PORT):
         build(server)
+
+
+def test_a_prompt_that_shows_an_image_is_refused_before_a_server_hears_of_it(
+    serve: Any, build: Any, raises: Any
+) -> None:
+    server, item = serve(), Media("image", b"...")
+    engine = build(server)
+    shown = GenerationRequest((9, *item.token_ids(2), 10), SamplingParams(max_new_tokens=6), media=(item,))
+    before = list(server.calls)
+    with raises(BackendError, "images", "media"):
+        engine.generate([shown])
+    with raises(BackendError, "images", "media"):
+        engine.submit(shown).result()
+    assert [call for call in server.calls[len(before) :] if "generate" in call] == []
+    assert len(engine.generate(ONE)[0]) == 1
 
 
 @pytest.mark.parametrize(

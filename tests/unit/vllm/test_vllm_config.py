@@ -71,7 +71,7 @@ def test_models_that_vllm_cannot_serve_on_the_cpu_are_refused_by_name(stored: di
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-@pytest.mark.parametrize("kind", ["bloom", "cohere2", "mpt", "minimax_m2"])
+@pytest.mark.parametrize("kind", ["bloom", "cohere2", "mpt", "minimax_m2", "paligemma"])
 def test_models_that_vllm_gets_wrong_are_refused_on_every_device(kind: str, device: str, tmp_path: Path) -> None:
     for stored in ({"model_type": kind}, {"model_type": "of_images", "text_config": {"model_type": kind}}):
         (tmp_path / "config.json").write_text(json.dumps(stored))
@@ -79,6 +79,19 @@ def test_models_that_vllm_gets_wrong_are_refused_on_every_device(kind: str, devi
         (problem,) = config.VLLMConfig().policy_problems(policy, device=device, is_attached=False)
         assert (problem.path, problem.fix) == ("generation.backend", "set generation.backend: hf")
         assert kind in problem.message
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_gemma_3_is_refused_where_a_run_says_that_it_has_images(device: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}')
+    policies = [
+        PolicyConfig.model_validate({"model_name": str(tmp_path), **media})
+        for media in ({}, {"media": {"train": ["connector", "tower"]}})
+    ]
+    text, images = ([*config.VLLMConfig().policy_problems(p, device=device, is_attached=False)] for p in policies)
+    assert text == []
+    assert [(one.path, one.fix) for one in images] == [("generation.backend", "set generation.backend: hf")]
+    assert "gemma3" in images[0].message
 
 
 def test_what_the_page_of_architectures_calls_wrong_is_refused() -> None:

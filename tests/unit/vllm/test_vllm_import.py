@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from nemorl.errors import BackendError
 from recorded_messages import Raises
 
@@ -30,6 +31,13 @@ def test_a_torchvision_of_another_torch_is_named_with_its_cure(broken: Path, rai
     broken.write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     with raises(BackendError):
         environment.import_vllm()
+
+
+def test_a_model_whose_code_needs_torchvision_says_so(monkeypatch: pytest.MonkeyPatch, raises: Raises) -> None:
+    monkeypatch.setattr(environment, "find_spec", lambda name: None)
+    message = "Model architectures ['Qwen3VLForConditionalGeneration'] failed to be inspected."
+    with raises(BackendError, "torchvision", torch.__version__), environment.process_state_kept("cpu"):
+        raise ValueError(message)
 
 
 def test_a_missing_dependency_of_vllm_is_not_taken_for_a_missing_vllm(broken: Path, raises: Raises) -> None:

@@ -25,6 +25,7 @@ GenerationCapability = Literal[
     "filtered_logprobs",  # log-probs among the tokens that the sampler left
     "generation_metrics",  # ReportingSampler
     "in_flight_updates",  # update_weights while requests run
+    "media",  # GenerationRequest.media: images or sounds in prompts, where the model sees or hears
     "prompt_logprobs",  # SamplingParams.prompt_logprobs
     "remarks",  # RemarkingBackend
     "shared_weights",  # samples from the trainer's own tensors

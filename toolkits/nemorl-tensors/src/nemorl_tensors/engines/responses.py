@@ -228,8 +228,11 @@ class ResponseLimits:
         elif len(prompt) >= max_tokens:
             problem = f"has a prompt of {len(prompt)} tokens; {self.bound} = {max_tokens} leaves no room"
             fix = "shorten the prompt, or raise policy.max_sequence_tokens as far as the model allows"
-        elif request.media and not self.placeholders:
-            problem, fix = "shows images or sounds, and this engine's model reads text alone", "ask in text"
+        elif (request.media or is_media(max(prompt))) and not self.placeholders:
+            problem = "shows images or sounds, and this engine gives its model text alone"
+            fix = (
+                "use a model that sees or hears and a generation backend that supports `media`, or leave such rows out"
+            )
         elif shown_names(prompt) - media_by_name(request.media).keys():
             problem, fix = "has ids of images or sounds that did not come with it", "give them as its media"
         elif min(words) < 0 or max(words) >= self.vocabulary:
