@@ -45,7 +45,7 @@ class Shown:
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that would stand for an item if they were read: a response that says one ends with it."""
-        return frozenset() if self.family is None else frozenset(self.family.placeholders.values())
+        return frozenset() if self.family is None else frozenset(self.family.stand_ins.values())
 
     def words(self, request: GenerationRequest) -> tuple[int, ...]:
         """The prompt in the vocabulary of the model.
@@ -63,7 +63,7 @@ class Shown:
             )
         if self._kind in CAUSAL:
             raise BackendError(f"the prompt shows an image to {self._kind}: {CAUSAL[self._kind]}", fix=USE_HF)
-        return as_words(request.token_ids, items, self.family.placeholders)
+        return as_words(request.token_ids, items, self.family.stand_ins)
 
     def process(self, request: GenerationRequest) -> Sequence[Placed]:
         """The items of a prompt that ``words`` has accepted, processed; from memory where they were lately.
