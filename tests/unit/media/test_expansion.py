@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 import torch
-from nemorl.errors import DataError
+from nemorl.errors import BackendError, DataError
 from nemorl.media import Media, is_media
 from nemorl_media.decoding import pixels
 from nemorl_media.expansion import expanded_prompt
@@ -120,3 +120,21 @@ def test_a_text_with_other_placeholders_than_items_is_refused() -> None:
     with pytest.raises(DataError, match="stands for an image or a sound"):
         expand("<start_of_image> and <image_soft_token>", item)
     assert expand("text alone") == of.encode("text alone")
+
+
+def test_a_setting_that_makes_images_of_another_size_than_the_tower_sees_is_refused() -> None:
+    of = seer("llava")
+    uncropped = family_of(of.model.config, str(tiny_sight("llava")), {"do_center_crop": False})
+    assert uncropped is not None
+    with pytest.raises(BackendError, match="84 x 56 pixels, and the tower sees 56 x 56"):  # of 90 x 60
+        uncropped.item(of.media(1))
+
+
+def test_an_image_without_tiles_is_its_small_copy() -> None:
+    of = seer("idefics3")
+    whole = family_of(of.model.config, str(tiny_sight("idefics3")), {"do_image_splitting": False})
+    assert whole is not None
+    item = whole.item(of.media(1))
+    assert (item.grid, item.tiling) == ((1, 2, 2), (0, 0))
+    around = "<fake_token_around_image>"
+    assert whole.pieces(item) == [f"{around}<global-img>", item.media.token_ids(4), around]

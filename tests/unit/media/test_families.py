@@ -147,3 +147,23 @@ def test_a_pass_that_nobody_looks_at_leads_to_all_parameters_of_kinds_that_are_n
         total = torch.stack([*parts, torch.as_tensor(nothing)]).sum()
         assert torch.as_tensor(nothing).detach() == 0.0
         assert reached(total) == everything
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_placeholder_that_the_policy_samples_is_a_word(kind: str) -> None:
+    """transformers' own forward pass would look for features of it."""
+    of = seer(kind)
+    item = of.media(1)
+    prompt = of.prompt([item], "what?")
+    said = [of.family.stand_ins[item.kind], *of.encode(" yes"), of.family.placeholders[item.kind]]
+    batch = TokenBatch.from_sequences(
+        [prompt + said, prompt + said[1:]],
+        [[False] * len(prompt) + [True] * len(rest) for rest in (said, said[1:])],
+        media=[item],
+    )
+    with torch.no_grad():
+        padded = of.scorer().score(to_rows(batch, packed=False), 1.0)
+        alone = [of.scorer().score(to_rows(batch.select([index]), packed=False), 1.0) for index in range(2)]
+    assert bool(padded.isfinite().all())
+    assert float((padded - torch.cat(alone)).abs().max()) <= TOLERANCE
+    assert float((padded[1 : len(said)] - padded[len(said) :]).abs().max()) > 1e-3  # it is read as what it is

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -20,6 +19,8 @@ from nemorl.errors import BackendError, DataError, boundary
 from nemorl.media import MAX_TOKENS, Media, MediaKind
 from nemorl_tensors.engines.rows import Rows
 from torch import Tensor, nn
+
+from nemorl_media.kept_items import KeptItems
 
 CACHE_BYTES = 512 * 2**20
 """Of processed items that a process keeps."""
@@ -77,8 +78,7 @@ class Family(ABC):
             settings: Changes to these.
         """
         self.config, self.model_name, self.settings = config, model_name, dict(settings)
-        self._items: OrderedDict[str, Item] = OrderedDict()
-        self._held = 0
+        self._items = KeptItems[Item](CACHE_BYTES)
         text = json.dumps([config.model_type, self.settings], sort_keys=True, default=str)
         self._fingerprint = hashlib.sha256(text.encode()).digest()
 
@@ -170,25 +170,21 @@ class Family(ABC):
             DataError: It cannot be decoded, the model does not know its kind, or it has too many tokens.
         """
         found = self._items.get(media.digest)
-        if found is None:
-            if media.kind not in self.placeholders:
-                known = " and ".join(self.placeholders)
-                raise DataError(f"the model takes {known}, not {media.kind}", fix="leave such rows out")
-            with boundary(f"processing {media}", passing=(DataError, BackendError)):
-                found = self.process(media)
-            if not found.tokens:
-                raise DataError(f"{media} is too small or too short for a token", fix="leave it out")
-            if found.tokens > MAX_TOKENS:
-                raise DataError(
-                    f"{media} makes {found.tokens} tokens, at most {MAX_TOKENS} are possible",
-                    fix="lower the size in policy.media.processor, e.g. max_pixels",
-                )
-            self._items[media.digest] = found
-            self._held += found.nbytes
-            while self._held > CACHE_BYTES and len(self._items) > 1:
-                self._held -= self._items.popitem(last=False)[1].nbytes
-        else:
-            self._items.move_to_end(media.digest)
+        if found is not None:
+            return found
+        if media.kind not in self.placeholders:
+            known = " and ".join(self.placeholders)
+            raise DataError(f"the model takes {known}, not {media.kind}", fix="leave such rows out")
+        with boundary(f"processing {media}", passing=(DataError, BackendError)):
+            found = self.process(media)
+        if not found.tokens:
+            raise DataError(f"{media} is too small or too short for a token", fix="leave it out")
+        if found.tokens > MAX_TOKENS:
+            raise DataError(
+                f"{media} makes {found.tokens} tokens, at most {MAX_TOKENS} are possible",
+                fix="lower the size in policy.media.processor, e.g. max_pixels",
+            )
+        self._items.keep(media.digest, found)
         return found
 
     def tower_names(self, model: nn.Module) -> list[str]:

@@ -34,7 +34,13 @@ class Llava(Family):
 
     def process(self, media: Media) -> Item:
         images = self._processor(images=[pixels(media)], return_tensors="pt")["pixel_values"]
-        patch = self.config.vision_config.patch_size
+        patch, side = self.config.vision_config.patch_size, self.config.vision_config.image_size
+        if images.shape[-2:] != (side, side):
+            raise BackendError(
+                f"the processor makes images of {images.shape[-1]} x {images.shape[-2]} pixels, and the tower sees "
+                f"{side} x {side}",
+                fix="leave do_center_crop, crop_size and size of policy.media.processor as the model has them",
+            )
         rows, columns = images.shape[-2] // patch, images.shape[-1] // patch
         tokens = rows * columns + self._other_tokens()
         return Item(media, {"pixel_values": images}, (1, rows, columns) if tokens == rows * columns else (1, 1, tokens))

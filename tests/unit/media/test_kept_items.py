@@ -1,0 +1,57 @@
+"""Processed items are kept up to a number of bytes, the last used ones, whichever threads ask."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import threading
+from dataclasses import dataclass
+
+from nemorl_media.kept_items import KeptItems
+
+
+@dataclass(frozen=True)
+class Block:
+    nbytes: int
+
+
+def test_what_was_used_longest_ago_goes_first() -> None:
+    kept = KeptItems[Block](100)
+    for name in ("a", "b"):
+        kept.keep(name, Block(40))
+    assert kept.get("a") == Block(40)
+    kept.keep("c", Block(40))  # 120 bytes: b, as a was used since
+    assert [kept.get(name) is not None for name in "abc"] == [True, False, True]
+    kept.keep("c", Block(50))  # in place of its 40: 90 bytes
+    assert [kept.get(name) is not None for name in "abc"] == [True, False, True]
+    kept.keep("d", Block(500))
+    assert [kept.get(name) is not None for name in "abcd"] == [False, False, False, True]
+
+
+def test_a_copy_begins_empty() -> None:
+    kept = KeptItems[Block](100)
+    kept.keep("a", Block(1))
+    assert pickle.loads(pickle.dumps(kept)).get("a") is None
+
+
+def test_threads_may_ask_at_once() -> None:
+    kept = KeptItems[Block](50)
+    failed: list[Exception] = []
+
+    def use(seed: int) -> None:
+        dice = random.Random(seed)
+        try:
+            for _ in range(3000):
+                name = dice.choice("abcdefgh")
+                if kept.get(name) is None:
+                    kept.keep(name, Block(10))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert sum(kept.get(name) is not None for name in "abcdefgh") == 5  # of 10 bytes in 50
