@@ -94,11 +94,11 @@ class TurnCredit:
         >>> from nemorl_tensors import TokenBatch
         >>> def episode(*paid: float) -> Sample:
         ...     mask, turns = (False, True, False, True), ((1, paid[0]), (3, paid[1]))
-        ...     score = Score(sum(paid))
-        ...     return Sample(Prompt(0, "", (5,)), (5, 6, 7, 8), mask, (0.0,) * 4, score, "", "stop", turn_rewards=turns)
+        ...     facts = Score(sum(paid)), "", "stop"
+        ...     return Sample(Prompt(0, "", (5,)), (5, 6, 7, 8), mask, (0.0,) * 4, *facts, turn_rewards=turns)
         >>> samples = Samples([episode(1.0, 0.0), episode(0.0, 1.0)])  # equal, but for the second turn
         >>> compare = lambda values, groups: group_advantages(values, groups, normalize_std=False)
-        >>> credit = TurnCredit(lambda samples: samples.rewards, compare, discount=1.0, low=None, high=None, min_group=1)
+        >>> credit = TurnCredit(lambda samples: samples.rewards, compare, 1.0, low=None, high=None, min_group=1)
         >>> batch, _ = credit(TokenBatch.from_samples(samples, [0.0, 0.0]), samples)
         >>> batch["advantages"].tolist()
         [0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0]
