@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from nemorl.types import Branch, Prompt, Sample, Samples, Score
-from nemorl_grpo import DAPOConfig, GRPOConfig
+from nemorl_grpo import DAPOConfig, GMPOConfig, GRPOConfig
 from nemorl_rl.agents.placed import PlacedSample, TurnPlace
 from nemorl_rl.policy_gradient.config import OverlongPenalty
 from nemorl_rl.policy_gradient.turn_credit import returns_to_go, turn_places
@@ -145,6 +145,8 @@ def test_a_discount_needs_turns() -> None:
         GRPOConfig(model="m", turn_discount=0.9)
     assert DAPOConfig(model="m", credit="turn", turn_discount=0.9).turn_credit(None, None, 1)
     assert GRPOConfig(model="m").turn_credit(None, None, 1) == []
+    with pytest.raises(ValidationError, match="credit"):
+        GMPOConfig(model="m", credit="turn")
 
 
 def test_the_gradient_of_a_turn_is_that_of_its_own_tokens() -> None:

@@ -142,7 +142,7 @@ def test_messages_stand_in_for_a_prompt_that_is_missing(tokenizer: Tokenizer) ->
     [
         {"text": "a"},
         {"prompt": ""},
-        {"prompt": []},
+        {"prompt": [], "messages": [{"role": "assistant", "content": "c"}]},
         {"prompt": None},
         {"prompt": 3},
         {"prompt": ["hi"]},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from nemorl.errors import ConfigIssue
 from nemorl.types import Samples
 from nemorl_rl.policy_gradient.advantages import group_advantages
-from nemorl_rl.policy_gradient.config import ClippedConfig, RewardShaping, TurnRewards
+from nemorl_rl.policy_gradient.config import ClippedConfig, RewardShaping
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
 from pydantic import Field, model_validator
 
@@ -34,6 +34,13 @@ class GroupNormalization(RewardShaping):
     advantage: AdvantageFlavour | None = None
     """The advantage as another system computes it: ``trl``, ``verl``, ``openrlhf``, ``nemo_rl`` or ``prime_rl``. Fills
     in ``leave_one_out``, ``normalize_std`` and ``std_epsilon``."""
+    credit: Literal["episode", "turn"] = "episode"
+    """What learns from an episode's reward. ``episode``: all of its tokens alike. ``turn``: each answer from what was
+    earned from there on, compared with the same turn of the others (``policy_gradient.turn_credit``)."""
+    turn_discount: float = Field(1.0, gt=0, le=1)
+    """With ``credit: turn``: by which a reward counts less for each turn that lies before it, as in AReaL."""
+    weighs_whole_responses: ClassVar[bool] = False
+    """The loss has one weight and one advantage for a whole response, so that turns cannot be told apart."""
 
     @model_validator(mode="before")
     @classmethod
@@ -42,6 +49,11 @@ class GroupNormalization(RewardShaping):
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
+        if self.turn_discount != 1 and self.credit == "episode":
+            yield ConfigIssue("turn_discount", "whole episodes are credited, and nothing fades", "set credit: turn")
+        if self.weighs_whole_responses and self.credit == "turn":
+            what = "this loss has one advantage for all tokens of a response"
+            yield ConfigIssue("credit", what, "use another algorithm, e.g. grpo, or leave it out")
         if self.advantage is not None:
             name = self.advantage.flavour
             yield from contradictions(self, "advantage", ADVANTAGES[name], name)
@@ -64,10 +76,6 @@ class GroupNormalization(RewardShaping):
             epsilon=self.std_epsilon,
         )
 
-
-class TurnNormalization(TurnRewards, GroupNormalization):
-    """A block of knobs: GRPO's advantage of whole episodes, or of their turns."""
-
     def turn_credit(self, low: float | None, high: float | None, min_group: int) -> list[BatchTransform]:
         if self.credit == "episode":
             return []
@@ -77,7 +85,7 @@ class TurnNormalization(TurnRewards, GroupNormalization):
         return [TurnCredit(rewards, self.compared, self.turn_discount, low, high, min_group)]
 
 
-class GRPOConfig(TurnNormalization, ClippedConfig):
+class GRPOConfig(GroupNormalization, ClippedConfig):
     """Group relative policy optimisation (arXiv:2402.03300)."""
 
     summary: ClassVar[str] = "Group relative policy optimisation: each response against others to its prompt"

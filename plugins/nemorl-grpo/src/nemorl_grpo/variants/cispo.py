@@ -16,13 +16,13 @@ from nemorl_rl.policy_gradient.config import PolicyGradientConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
-from nemorl_grpo.config import TurnNormalization
+from nemorl_grpo.config import GroupNormalization
 
 if TYPE_CHECKING:
     from nemorl_grpo.loss_cispo import CappedWeightLoss
 
 
-class CISPOConfig(TurnNormalization, PolicyGradientConfig):
+class CISPOConfig(GroupNormalization, PolicyGradientConfig):
     """Clipped importance-sampling-weight policy optimisation (arXiv:2506.13585)."""
 
     summary: ClassVar[str] = "REINFORCE with capped importance weights: every token keeps its gradient"

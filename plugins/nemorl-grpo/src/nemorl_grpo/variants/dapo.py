@@ -15,7 +15,7 @@ from nemorl_rl.policy_gradient.config import ClippedConfig, OverlongPenalty
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from pydantic import Field
 
-from nemorl_grpo.config import TurnNormalization
+from nemorl_grpo.config import GroupNormalization
 
 
 def _soft_punishment(known: dict[str, Any]) -> OverlongPenalty:
@@ -23,7 +23,7 @@ def _soft_punishment(known: dict[str, Any]) -> OverlongPenalty:
     return OverlongPenalty(max_response_tokens=limit, buffer_tokens=max(1, limit // 5))
 
 
-class DAPOConfig(TurnNormalization, ClippedConfig):
+class DAPOConfig(GroupNormalization, ClippedConfig):
     """Decoupled clip and dynamic sampling policy optimisation (arXiv:2503.14476)."""
 
     summary: ClassVar[str] = "GRPO with clip-higher, dynamic sampling, a length penalty and no KL"

@@ -26,6 +26,7 @@ class GMPOConfig(GSPOConfig):
 
     algorithm: Literal["gmpo"] = "gmpo"  # type: ignore[assignment]
     """Name of the algorithm."""
+    weighs_whole_responses: ClassVar[bool] = True
     clip_low: float = Field(0.4, ge=0)
     """The log ratio of a token is clipped below at minus this, in nats."""
     clip_high: float = Field(0.4, ge=0)

@@ -3,7 +3,6 @@
     PolicyGradientConfig    groups of responses, importance correction          every algorithm
     UpdatesConfig           its base, and PPO's: prompts, minibatches, the KL   in ``updates_config``
     RewardShaping           rewards scaled, and lowered for length              a block
-    TurnRewards             turns of an episode credited one by one             a block
     ClippedRatio            PPO's clipped surrogate                             a block
     ClippedConfig           ``ClippedRatio`` and ``loss_aggregation``           what most algorithms start from
 
@@ -177,26 +176,6 @@ class RewardShaping(Config):
         yield from super().problems()
         if self.overlong_penalty is not None and self.truncation_reward_factor is not None:
             yield ConfigIssue("overlong_penalty", "excludes truncation_reward_factor: both punish length", "keep one")
-
-
-class TurnRewards(Config):
-    """A block of knobs: whether the turns of an episode are credited one by one.
-
-    Example:
-        >>> TurnRewards(credit="turn", turn_discount=0.9).credit
-        'turn'
-    """
-
-    credit: Literal["episode", "turn"] = "episode"
-    """What learns from an episode's reward. ``episode``: all of its tokens alike. ``turn``: each answer from what was
-    earned from there on, compared with the same turn of the others (``policy_gradient.turn_credit``)."""
-    turn_discount: float = Field(1.0, gt=0, le=1)
-    """With ``credit: turn``: by which a reward counts less for each turn that lies before it, as in AReaL."""
-
-    def problems(self) -> Iterator[ConfigIssue]:
-        yield from super().problems()
-        if self.turn_discount != 1 and self.credit == "episode":
-            yield ConfigIssue("turn_discount", "whole episodes are credited, and nothing fades", "set credit: turn")
 
 
 class ClippedRatio(Config):

@@ -86,7 +86,23 @@ def returns_to_go(sample: Sample, reward: float, discount: float) -> list[float]
 
 @dataclass(frozen=True)
 class TurnCredit:
-    """A batch transform: ``advantages`` turn by turn, in place of one for the whole episode."""
+    """A batch transform: ``advantages`` turn by turn, in place of one for the whole episode.
+
+    Example:
+        >>> from nemorl.types import Prompt, Score
+        >>> from nemorl_rl.policy_gradient.advantages import group_advantages
+        >>> from nemorl_tensors import TokenBatch
+        >>> def episode(*paid: float) -> Sample:
+        ...     mask, turns = (False, True, False, True), ((1, paid[0]), (3, paid[1]))
+        ...     facts = Score(sum(paid)), "", "stop"
+        ...     return Sample(Prompt(0, "", (5,)), (5, 6, 7, 8), mask, (0.0,) * 4, *facts, turn_rewards=turns)
+        >>> samples = Samples([episode(1.0, 0.0), episode(0.0, 1.0)])  # equal, but for the second turn
+        >>> compare = lambda values, groups: group_advantages(values, groups, normalize_std=False)
+        >>> credit = TurnCredit(lambda samples: samples.rewards, compare, 1.0, low=None, high=None, min_group=1)
+        >>> batch, _ = credit(TokenBatch.from_samples(samples, [0.0, 0.0]), samples)
+        >>> batch["advantages"].tolist()
+        [0.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0]
+    """
 
     requires: ClassVar[frozenset[str]] = frozenset({"advantages"})
 
