@@ -20,16 +20,19 @@ import torch
 from nemorl.contracts import SelectiveLoss
 from nemorl.metrics import merge, values
 from nemorl.plugins import registry
-from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
+from nemorl_distillation.loss import TopKDistillationLoss
+from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
-from nemorl_grpo.loss_covariance import ClipCovLoss, KLCovLoss
+from nemorl_grpo.loss_clip_cov import ClipCovLoss
 from nemorl_grpo.loss_dppo import DivergenceMaskLoss
 from nemorl_grpo.loss_dro import QuadraticDriftLoss
 from nemorl_grpo.loss_gmpo import GeometricMeanLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
+from nemorl_grpo.loss_kl_cov import KLCovLoss
 from nemorl_grpo.loss_sapo import SoftGateLoss
 from nemorl_grpo.loss_vespo import GammaWeightLoss
-from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_ppo.loss import PPOLoss
+from nemorl_ppo.value_loss import ValueLoss
 from nemorl_preference.dpo.hinge import HingeLoss
 from nemorl_preference.dpo.ipo import IPOLoss
 from nemorl_preference.dpo.preference import PreferenceLoss

@@ -26,8 +26,9 @@ from nemorl_rl.trainer import RolloutTrainer
 from nemorl_tensors import TokenBatch
 
 from nemorl_distillation.config import DistillationConfig, OPDConfig, TaughtConfig, TeacherConfig
-from nemorl_distillation.loss import FLOOR, SampledReverseKLLoss, TopKDistillationLoss
+from nemorl_distillation.loss import FLOOR, TopKDistillationLoss
 from nemorl_distillation.other_tokens import OtherTokens
+from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 from nemorl_distillation.teachers import Reader, SameTokens, Teacher, Turn, given_count, given_sample, turns
 from nemorl_distillation.vocabulary import shared_vocabulary
 
