@@ -44,7 +44,7 @@ from nemorl_preference.rm.loss import BradleyTerryLoss
 from nemorl_preference.simpo.loss import SimPOLoss
 from nemorl_rl.policy_gradient.correction import IcePop, KPop, OfSequences, Plain, SequenceMask, Truncated
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGradientLoss
-from nemorl_rl.policy_gradient.token_masks import HighEntropyMask, OffPolicyMask
+from nemorl_rl.policy_gradient.token_masks import HighEntropyMask, OffPolicyMask, StaleTokenMask
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
@@ -100,7 +100,7 @@ LOSSES: list[Any] = [
     *OF_THE_SAMPLER,
     QuadraticDriftLoss(on_policy=True),
     DRIFTING,
-    ClippedPolicyGradientLoss(token_masks=(OffPolicyMask(0.5), HighEntropyMask())),
+    ClippedPolicyGradientLoss(token_masks=(OffPolicyMask(0.5), HighEntropyMask(), StaleTokenMask(1))),
     ClippedPolicyGradientLoss(dual_clip=3.0),
     PPOLoss(dual_clip=3.0, kl_penalty=0.1, positive_nll_weight=0.1),
     PPOLoss(kl_penalty=0.1, kl=KLTerm("k2", weighted_by="old")),
@@ -188,6 +188,7 @@ def drawn_batch(
         "old_values": picked(log_ratios, size, generator),
         "positive_weights": shape.loss_weights,
         "nll_weights": shape.loss_weights,
+        "staleness": picked((0.0, 1.0, 3.0), size, generator),
     }
     batch = shape.with_tokens(
         response_mask=shape.mask, **{name: torch.where(shape.mask, field, NAN) for name, field in fields.items()}
