@@ -20,16 +20,19 @@ import torch
 from nemorl.contracts import SelectiveLoss
 from nemorl.metrics import merge, values
 from nemorl.plugins import registry
-from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
+from nemorl_distillation.loss import TopKDistillationLoss
+from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 from nemorl_grpo.loss_cispo import CappedWeightLoss
-from nemorl_grpo.loss_covariance import ClipCovLoss, KLCovLoss
+from nemorl_grpo.loss_clip_cov import ClipCovLoss
 from nemorl_grpo.loss_dppo import DivergenceMaskLoss
 from nemorl_grpo.loss_dro import QuadraticDriftLoss
 from nemorl_grpo.loss_gmpo import GeometricMeanLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
+from nemorl_grpo.loss_kl_cov import KLCovLoss
 from nemorl_grpo.loss_sapo import SoftGateLoss
 from nemorl_grpo.loss_vespo import GammaWeightLoss
-from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_ppo.loss import PPOLoss
+from nemorl_ppo.value_loss import ValueLoss
 from nemorl_preference.dpo.hinge import HingeLoss
 from nemorl_preference.dpo.ipo import IPOLoss
 from nemorl_preference.dpo.preference import PreferenceLoss
@@ -41,7 +44,7 @@ from nemorl_preference.rm.loss import BradleyTerryLoss
 from nemorl_preference.simpo.loss import SimPOLoss
 from nemorl_rl.policy_gradient.correction import IcePop, KPop, OfSequences, Plain, SequenceMask, Truncated
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGradientLoss
-from nemorl_rl.policy_gradient.token_masks import HighEntropyMask, OffPolicyMask
+from nemorl_rl.policy_gradient.token_masks import HighEntropyMask, OffPolicyMask, StaleTokenMask
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
@@ -97,7 +100,7 @@ LOSSES: list[Any] = [
     *OF_THE_SAMPLER,
     QuadraticDriftLoss(on_policy=True),
     DRIFTING,
-    ClippedPolicyGradientLoss(token_masks=(OffPolicyMask(0.5), HighEntropyMask())),
+    ClippedPolicyGradientLoss(token_masks=(OffPolicyMask(0.5), HighEntropyMask(), StaleTokenMask(1))),
     ClippedPolicyGradientLoss(dual_clip=3.0),
     PPOLoss(dual_clip=3.0, kl_penalty=0.1, positive_nll_weight=0.1),
     PPOLoss(kl_penalty=0.1, kl=KLTerm("k2", weighted_by="old")),
@@ -185,6 +188,7 @@ def drawn_batch(
         "old_values": picked(log_ratios, size, generator),
         "positive_weights": shape.loss_weights,
         "nll_weights": shape.loss_weights,
+        "staleness": picked((0.0, 1.0, 3.0), size, generator),
     }
     batch = shape.with_tokens(
         response_mask=shape.mask, **{name: torch.where(shape.mask, field, NAN) for name, field in fields.items()}

@@ -72,6 +72,8 @@ ELSEWHERE = {
     "train/max_trajectory_age",
     "train/dropped_stale_groups",
     "train/requeued_stale_groups",
+    "train/token_staleness",
+    "train/stale_masked_frac",
     "validation/failed_frac",  # environments that fail
     *(f"train/prompts/pass_rate/{name}" for name in ("easy", "medium", "hard")),  # prompts of all kinds
     "train/dropped_unwanted_groups",

@@ -13,7 +13,7 @@ from nemorl.contracts import Loss
 from nemorl.plugins.kinds import TrainingBackendConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl_megatron import MegatronConfig
-from nemorl_ppo.loss import ValueLoss
+from nemorl_ppo.value_loss import ValueLoss
 from nemorl_preference.rm.loss import BradleyTerryLoss
 from nemorl_tensors import TokenBatch, loss_weights
 from nemorl_testing.batches import ragged_batch

@@ -10,7 +10,8 @@ import pytest
 import torch
 from nemorl.metrics import values
 from nemorl_distillation.divergence import jensen_shannon, kl_divergence
-from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss, with_tail
+from nemorl_distillation.loss import TopKDistillationLoss, with_tail
+from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 from nemorl_tensors import TokenBatch
 from torch import Tensor
 

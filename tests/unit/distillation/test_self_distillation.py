@@ -14,7 +14,8 @@ from nemorl.errors import ConfigError
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_cli.console import Console
 from nemorl_distillation import OPSDConfig, SDFTConfig, SDPOConfig
-from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
+from nemorl_distillation.loss import TopKDistillationLoss
+from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 from nemorl_distillation.sdpo import SDPOTrainer
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_tensors import TokenBatch

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from nemorl_distillation import OPSDConfig, SDPOConfig
-from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
+from nemorl_distillation.loss import TopKDistillationLoss
+from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 from nemorl_tensors import TokenBatch
 from peer_batches import Padded, assert_equal, drawn, drawn_logits
 from torch import Tensor

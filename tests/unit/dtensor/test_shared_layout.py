@@ -20,7 +20,8 @@ from nemorl_cli.console import Console
 from nemorl_distillation.loss import TopKDistillationLoss
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.training import DTensorBackend
-from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_ppo.loss import PPOLoss
+from nemorl_ppo.value_loss import ValueLoss
 from nemorl_preference.dpo.sigmoid import SigmoidLoss
 from nemorl_preference.rm.loss import BradleyTerryLoss
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss

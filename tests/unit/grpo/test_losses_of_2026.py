@@ -15,11 +15,13 @@ from nemorl.config import load_config
 from nemorl.errors import ConfigError
 from nemorl.metrics import values
 from nemorl.types import Branch, Prompt, Sample, Samples, Score
-from nemorl_grpo.loss_covariance import ClipCovLoss, Highest, KLCovLoss, MarkCovariant, RandomInBand, covariances
+from nemorl_grpo.covariant import Highest, MarkCovariant, RandomInBand, covariances
+from nemorl_grpo.loss_clip_cov import ClipCovLoss
 from nemorl_grpo.loss_dppo import DivergenceMaskLoss
 from nemorl_grpo.loss_dro import QuadraticDriftLoss
 from nemorl_grpo.loss_gmpo import GeometricMeanLoss
 from nemorl_grpo.loss_gspo import SequenceRatioLoss
+from nemorl_grpo.loss_kl_cov import KLCovLoss
 from nemorl_grpo.loss_sapo import SoftGateLoss
 from nemorl_grpo.loss_vespo import GammaWeightLoss
 from nemorl_grpo.variants.optimal_token_baseline import OptimalTokenBaseline, token_baselines

@@ -9,7 +9,7 @@ import pytest
 import torch
 from nemorl.config import load_config
 from nemorl.types import Samples
-from nemorl_grpo.loss_covariance import Highest, RandomInBand, covariances
+from nemorl_grpo.covariant import Highest, RandomInBand, covariances
 from nemorl_grpo.variants.optimal_token_baseline import token_baselines
 from nemorl_grpo.variants.raw_reward import NormalizedRewards
 from nemorl_rl.policy_gradient.loss import PolicyGradientLoss

@@ -11,7 +11,8 @@ import pickle
 import pytest
 import torch
 from nemorl.metrics import merge, values
-from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_ppo.loss import PPOLoss
+from nemorl_ppo.value_loss import ValueLoss
 from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
 

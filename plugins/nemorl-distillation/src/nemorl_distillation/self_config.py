@@ -16,7 +16,8 @@ from nemorl_distillation.contexts import given_text, placeholders
 from nemorl_distillation.declared_metrics import SELF_METRICS
 
 if TYPE_CHECKING:
-    from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
+    from nemorl_distillation.loss import TopKDistillationLoss
+    from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 
 INITIAL = "teacher"
 """Role of the model that keeps the initial weights, where the policy's workers do not."""
@@ -81,7 +82,8 @@ class SelfTaughtConfig(TopKDivergence, TaughtConfig):
 
     def build_loss(self) -> TopKDistillationLoss | SampledReverseKLLoss:
         """The loss of what is compared."""
-        from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
+        from nemorl_distillation.loss import TopKDistillationLoss
+        from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 
         if self.compare == "sampled":
             return SampledReverseKLLoss(on_policy=self.num_minibatches == 1)

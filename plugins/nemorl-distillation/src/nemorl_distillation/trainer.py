@@ -27,8 +27,9 @@ from nemorl_rl.trainer import RolloutTrainer
 from nemorl_tensors import TokenBatch
 
 from nemorl_distillation.config import DistillationConfig, OPDConfig, TaughtConfig
-from nemorl_distillation.loss import SampledReverseKLLoss, TopKDistillationLoss
+from nemorl_distillation.loss import TopKDistillationLoss
 from nemorl_distillation.other_tokens import OtherTokens
+from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 from nemorl_distillation.roster import roster
 from nemorl_distillation.teachers import Turn, given_count, given_sample, sampled_logprobs, turns
 

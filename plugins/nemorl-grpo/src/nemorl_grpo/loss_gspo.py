@@ -42,7 +42,7 @@ class SequenceRatioLoss(PolicyGradientLoss):
         mask, lengths = batch.mask, batch.lengths
         log_ratio = masked_log_ratio(policy_logprobs, old_logprobs, mask)
         ratio_B = probability_ratio(segment_mean(log_ratio, mask, lengths))
-        surrogate, _ = clipped_surrogate(_to_tokens(ratio_B, batch), advantages, self.clip_low, self.clip_high)
+        surrogate, _ = clipped_surrogate(ratio_B[batch.sequence_ids], advantages, self.clip_low, self.clip_high)
         clipped_ratio_B = ratio_B.clamp(1 - self.clip_low, 1 + self.clip_high)
         trained_B = segment_sum(mask.float(), mask, lengths) > 0
         advantages_B = segment_mean(advantages, mask, lengths)
@@ -51,12 +51,7 @@ class SequenceRatioLoss(PolicyGradientLoss):
     def sampler_log_ratio(self, old_logprobs: Tensor, batch: TokenBatch) -> Tensor:
         """For each token the mean log ratio of its response."""
         mean_B = segment_mean(super().sampler_log_ratio(old_logprobs, batch), batch.mask, batch.lengths)
-        return torch.where(batch.mask, _to_tokens(mean_B, batch), 0.0)
+        return torch.where(batch.mask, mean_B[batch.sequence_ids], 0.0)
 
     def has_gradient(self, batch: TokenBatch) -> Tensor:
         return self.has_advantage(batch)
-
-
-def _to_tokens(values_B: Tensor, batch: TokenBatch) -> Tensor:
-    """[B] -> [N], every token with the value of its sequence."""
-    return torch.repeat_interleave(values_B, batch.lengths, output_size=batch.num_tokens)

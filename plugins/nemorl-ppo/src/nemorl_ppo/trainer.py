@@ -23,7 +23,8 @@ from nemorl_tensors import TokenBatch, masked_max, masked_mean, masked_min, segm
 
 from nemorl_ppo.config import PPOConfig
 from nemorl_ppo.credit import advantages, explained_variance, length_adaptive_lambdas, terminal_rewards, turn_rewards
-from nemorl_ppo.loss import PPOLoss, ValueLoss
+from nemorl_ppo.loss import PPOLoss
+from nemorl_ppo.value_loss import ValueLoss
 
 
 class PPOTrainer(RolloutTrainer[PPOConfig]):

@@ -243,6 +243,19 @@ def grpo(given: Given, new: Pieces) -> None:
         common.clip(new, low, high, given.get("delta"))
 
 
+GRPO_LOSSES = ("grpo", "dapo", "bnpo", "dr_grpo", "cispo", "sapo", "vespo", "luspo")
+"""All of TRL 1.16."""
+DPO_ALTERNATIVES: Mapping[str, str] = {
+    "sigmoid_norm": "`algorithm: simpo` averages over tokens, without a reference",
+    "bco_pair": "`algorithm: kto` judges answers one by one, against a point of reference",
+    "aot_unpaired": "`algorithm: kto` learns from answers that are not in pairs",
+    "robust": "`loss: ipo` is not driven to extremes by labels that are wrong",
+    "sppo_hard": "`loss: ipo` regresses on the difference too",
+    "sft": "`algorithm: sft`, or `orpo`, which learns from both sides",
+}
+"""Losses of DPO that TRL has beside ours, and what comes closest."""
+
+
 def _algorithm(given: Given, new: Pieces, kind: str, level: str, divides: bool) -> None:
     if level == "sequence":
         new.put("algorithm", "luspo" if kind == "luspo" else "gspo")
@@ -261,7 +274,7 @@ def _algorithm(given: Given, new: Pieces, kind: str, level: str, divides: bool) 
     elif kind == "bnpo":
         new.differ("loss_type", "the average is over the tokens of an optimizer step, not of a device's batch")
     elif kind not in ("grpo", "dapo"):
-        new.miss("loss_type", f"the loss {kind}")
+        new.miss("loss_type", f"the loss {kind}: one of {', '.join(GRPO_LOSSES)}")
 
 
 def dpo_loss(given: Given, new: Pieces) -> None:
@@ -272,7 +285,8 @@ def dpo_loss(given: Given, new: Pieces) -> None:
     if kinds == ["sigmoid"] or (len(kinds) == 1 and kinds[0] in ("hinge", "ipo")):
         new.put("loss", kinds[0])
     else:
-        new.miss("loss_type", f"the loss {', '.join(map(str, kinds))}")
+        close = DPO_ALTERNATIVES.get(str(kinds[0])) if len(kinds) == 1 else None
+        new.miss("loss_type", f"the loss {', '.join(map(str, kinds))} ({close or 'sigmoid, hinge and ipo are known'})")
 
 
 def kto(given: Given, new: Pieces) -> None:

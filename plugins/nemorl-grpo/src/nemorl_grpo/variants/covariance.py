@@ -1,7 +1,8 @@
 """Clip-Cov and KL-Cov: GRPO that keeps its entropy, by treating the few tokens apart that would cost most of it.
 
-arXiv:2505.22617. The choice of tokens and both objectives are in ``loss_covariance.py``; advantages are GRPO's, the
-average is over tokens. Tokens are chosen by the old policy's log-probs: one more forward pass than GRPO.
+arXiv:2505.22617. The choice of tokens is in ``covariant.py``, the objectives are in ``loss_clip_cov.py`` and
+``loss_kl_cov.py``. Advantages are GRPO's, the average is over tokens. The choice needs the old policy's log-probs: one
+more forward pass than GRPO.
 
 Differs from the paper: tokens are chosen once a step; std is the unbiased one; a KL penalty can be added.
 """
@@ -21,7 +22,8 @@ from pydantic import Field
 from nemorl_grpo.config import GroupNormalization
 
 if TYPE_CHECKING:
-    from nemorl_grpo.loss_covariance import ClipCovLoss, KLCovLoss
+    from nemorl_grpo.loss_clip_cov import ClipCovLoss
+    from nemorl_grpo.loss_kl_cov import KLCovLoss
 
 
 COVARIANT = {
@@ -60,7 +62,7 @@ class ClipCovConfig(GroupNormalization, ClippedConfig):
             yield ConfigIssue("cov_low", f"{self.cov_low:g} is not below cov_high = {self.cov_high:g}", "swap them")
 
     def build_loss(self, **options: Any) -> ClipCovLoss:
-        from nemorl_grpo.loss_covariance import ClipCovLoss
+        from nemorl_grpo.loss_clip_cov import ClipCovLoss
 
         return ClipCovLoss(**self.ratio_options, **options)
 
@@ -71,7 +73,7 @@ class ClipCovTrainer(PolicyGradientTrainer[ClipCovConfig]):
     config_class = ClipCovConfig
 
     def token_credit(self) -> list[BatchTransform]:
-        from nemorl_grpo.loss_covariance import MarkCovariant, RandomInBand
+        from nemorl_grpo.covariant import MarkCovariant, RandomInBand
 
         config = self.config
         choice = RandomInBand(config.cov_fraction, config.cov_low, config.cov_high)
@@ -95,7 +97,7 @@ class KLCovConfig(GroupNormalization, PolicyGradientConfig):
     """Baseline and spread of a response come from the *other* responses of its group."""
 
     def build_loss(self, **options: Any) -> KLCovLoss:
-        from nemorl_grpo.loss_covariance import KLCovLoss
+        from nemorl_grpo.loss_kl_cov import KLCovLoss
 
         return KLCovLoss(self.cov_penalty, **options)
 
@@ -106,6 +108,6 @@ class KLCovTrainer(PolicyGradientTrainer[KLCovConfig]):
     config_class = KLCovConfig
 
     def token_credit(self) -> list[BatchTransform]:
-        from nemorl_grpo.loss_covariance import Highest, MarkCovariant
+        from nemorl_grpo.covariant import Highest, MarkCovariant
 
         return [*super().token_credit(), MarkCovariant(Highest(self.config.cov_fraction))]

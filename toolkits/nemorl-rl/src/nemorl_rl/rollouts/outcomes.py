@@ -99,7 +99,7 @@ class OutcomeTable(Config):
         """The samples of one prompt, each with the verdict that its end deserves.
 
         Example:
-            >>> from nemorl.types import Prompt
+            >>> from nemorl.types import Prompt, Score
             >>> def ended(reward: float, outcome: Outcome) -> Sample:
             ...     score = Score(reward, outcome=outcome)
             ...     return Sample(Prompt(0, "1+1=", (5,)), (5, 6), (False, True), (0.0, -1.0), score, "2", "stop")
@@ -154,7 +154,7 @@ def outcome_of(sample: Sample) -> Outcome:
     failure abstains, which is no failure.
 
     Example:
-        >>> from nemorl.types import Prompt
+        >>> from nemorl.types import Prompt, Score
         >>> outcome_of(Sample(Prompt(0, "", (5,)), (5, 6), (False, True), (0.0, -1.0), Score(0.0), "2", "length"))
         'truncated'
     """
@@ -172,7 +172,7 @@ def outcome_metrics(samples: Sequence[Sample], advantages: Sequence[float] | Non
             gradient before clipping and weights, is then told as well.
 
     Example:
-        >>> from nemorl.types import Prompt
+        >>> from nemorl.types import Prompt, Score
         >>> late = Score(0.0, outcome="environment_timeout", valid=False)
         >>> one = Sample(Prompt(0, "", (5,)), (5, 6), (False, True), (0.0, -1.0), Score(1.0), "2", "stop")
         >>> found = outcome_metrics([one, replace(one, score=late)], [1.0, 0.0])

@@ -1,4 +1,4 @@
-"""Clip-Cov and KL-Cov: the few tokens that cost the most entropy are left out, or held back.
+"""The few tokens that cost the most entropy, which Clip-Cov leaves out and KL-Cov holds back.
 
 # N = tokens of all sequences concatenated
 
@@ -16,11 +16,8 @@ from typing import ClassVar
 import torch
 from nemorl.metrics import Metric
 from nemorl.types import Samples
-from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss, PolicyGradientLoss
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_tensors import TokenBatch, masked_mean
-from nemorl_tensors.ratios import masked_log_ratio, probability_ratio
-from nemorl_tensors.surrogate import ratio_metrics
 from torch import Tensor
 
 
@@ -72,48 +69,3 @@ class MarkCovariant:
         places = torch.nonzero(batch.mask).squeeze(1)[self.choose(found, torch.Generator().manual_seed(seed))]
         covariant = torch.zeros_like(batch.mask).index_fill(0, places, True)
         return batch.with_tokens(covariant=covariant), {"covariant_frac": masked_mean(covariant.float(), batch.mask)}
-
-
-@dataclass(frozen=True)
-class ClipCovLoss(ClippedPolicyGradientLoss):
-    """PPO's clipped surrogate, 0 without gradient for covariant tokens (arXiv:2505.22617).
-
-    Differs from the paper: tokens are chosen once a step, by the old policy's log-probs, and not before each update.
-    """
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return super().requires | {"covariant"}
-
-    def surrogate(
-        self, policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, batch: TokenBatch
-    ) -> tuple[Tensor, dict[str, Metric]]:
-        surrogate, metrics = super().surrogate(policy_logprobs, old_logprobs, advantages, batch)
-        return torch.where(batch.mask & batch["covariant"], 0.0, surrogate), metrics
-
-    def has_gradient(self, batch: TokenBatch) -> Tensor:
-        return self.has_advantage(batch)
-
-
-@dataclass(frozen=True)
-class KLCovLoss(PolicyGradientLoss):
-    """The ratio without a clip; covariant tokens pay for their distance to the old policy.
-
-    surrogate = ratio * A - cov_penalty * |policy_logprobs - old_logprobs| if covariant             arXiv:2505.22617
-
-    Differs from the paper: as :class:`ClipCovLoss` does.
-    """
-
-    cov_penalty: float = 1.0
-
-    @property
-    def requires(self) -> frozenset[str]:
-        return super().requires | {"covariant"}
-
-    def surrogate(
-        self, policy_logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, batch: TokenBatch
-    ) -> tuple[Tensor, dict[str, Metric]]:
-        log_ratio = masked_log_ratio(policy_logprobs, old_logprobs, batch.mask)
-        ratio = probability_ratio(log_ratio)
-        penalty = torch.where(batch.mask & batch["covariant"], self.cov_penalty * log_ratio.abs(), 0.0)
-        return ratio * advantages - penalty, ratio_metrics(ratio, ratio, batch.mask)
