@@ -35,6 +35,7 @@ THREADS = limit_threads()
 from nemorl import Callback, Console  # noqa: E402  after the thread limit
 from nemorl.config import load_config  # noqa: E402
 from nemorl.types import Row, Score  # noqa: E402
+from nemorl_distillation.self_trainer import SelfTaughtTrainer  # noqa: E402
 from nemorl_rl.models.tiny import write_tiny_model  # noqa: E402
 from nemorl_tasks.quickstart import recipe  # noqa: E402
 
@@ -120,14 +121,14 @@ class Counts(Callback):
         self.tokens += sum(sample.total_tokens for sample in samples)
 
     def on_fit_begin(self, trainer: Any) -> None:
-        privileged = getattr(trainer, "ask_teachers", None)
-        if privileged is not None:
+        if isinstance(trainer, SelfTaughtTrainer):
+            ask_teachers = trainer.ask_teachers
 
             def counted(samples: Any, batch: Any) -> Any:
                 self.read += trainer.privileged(samples, batch).batch.num_tokens
-                return privileged(samples, batch)
+                return ask_teachers(samples, batch)
 
-            trainer.ask_teachers = counted
+            trainer.ask_teachers = counted  # type: ignore[method-assign]
 
     def on_validation_end(self, trainer: Any, step: int, metrics: Mapping[str, float]) -> None:
         self.curve.append((step, self.tokens, metrics["accuracy"]))

@@ -22,8 +22,9 @@ from nemorl_rl.planning.work_metrics import WORK_METRICS
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-ALGORITHMS = ("grpo", "ppo", "sft", "dpo", "kto", "orpo", "simpo", "rm", "distillation")
-"""Those with a table of their own, without what stands in the tables before: PPO shares most with GRPO."""
+ALGORITHMS = ("grpo", "ppo", "sft", "dpo", "kto", "orpo", "simpo", "rm", "distillation", "opsd", "mopd")
+"""Those with a table of their own, without what stands in the tables before: PPO shares most with GRPO, ``opsd`` with
+``distillation``."""
 TIME = ("timing/", "performance/")
 
 
@@ -65,7 +66,7 @@ def tables() -> Mapping[str, str]:
     for name in ALGORITHMS:
         own = {metric: info for metric, info in algorithms[name].items() if known.get(metric) != info}
         found[name] = table(_without_time(own))
-        if name == "grpo":
+        if name in ("grpo", "distillation"):
             known |= algorithms[name]
     for name, metrics in declared("environments").items():
         found[f"environment {name}"] = table(metrics)

@@ -66,6 +66,11 @@ RUNS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
         TEXTS,
     ),
     "opd": ({**ROLLOUT}, PROMPTS),
+    "opsd": (
+        {"num_prompts_per_step": 2, "topk": 4, "context_column": "response", "teacher_prompt": "{solution}{prompt}"},
+        TEXTS,
+    ),
+    "mopd": ({**ROLLOUT}, PROMPTS),
 }
 ELSEWHERE = {
     "train/avg_trajectory_age",  # asynchronous rollouts
@@ -117,9 +122,10 @@ def logged(algorithm: str, folder: Path) -> set[str]:
     if samples:
         settings["generation"] = {"max_new_tokens": 4, **knobs.get("generation", {})}
         settings["validation"] |= {"num_generations": 2, "temperature": 1.0}
-    is_taught = algorithm in ("distillation", "opd")
-    if is_taught:
+    is_taught = algorithm in ("distillation", "opd", "opsd")
+    if algorithm in ("distillation", "opd", "mopd"):
         settings |= {"teacher": {"model": str(model), **knobs.get("teacher", {})}}
+    if is_taught:
         settings["validation"] = {"every": 1, "max_samples": 2}
     trainer = load_config(settings).build()
     score = reward if samples and not is_taught else None
