@@ -162,6 +162,11 @@ def test_a_prompt_asks_for_the_element_that_its_reward_reads(name: str, folder: 
     assert "</think>" in text
 
 
+def test_space_at_the_ends_of_a_template_is_kept(folder: str) -> None:
+    row = converted("mmpr-tiny", folder, prompt_template=" Look.\n{prompt}\n")
+    assert shown(row)[1::2] == [" Look.\nIs", "bigger?\n"]
+
+
 def test_images_without_a_marker_go_before_the_text(folder: str) -> None:
     question = {"extra_info": {"question": "Which is bigger?"}}
     assert shown(converted("mmpr-tiny", folder, {**ROWS["mmpr-tiny"], **question})) == [
