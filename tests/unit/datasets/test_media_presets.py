@@ -162,6 +162,11 @@ def test_a_prompt_asks_for_the_element_that_its_reward_reads(name: str, folder: 
     assert "</think>" in text
 
 
+def test_space_at_the_ends_of_a_template_is_kept(folder: str) -> None:
+    row = converted("mmpr-tiny", folder, prompt_template=" Look.\n{prompt}\n")
+    assert shown(row)[1::2] == [" Look.\nIs", "bigger?\n"]
+
+
 def test_images_without_a_marker_go_before_the_text(folder: str) -> None:
     question = {"extra_info": {"question": "Which is bigger?"}}
     assert shown(converted("mmpr-tiny", folder, {**ROWS["mmpr-tiny"], **question})) == [
@@ -175,13 +180,13 @@ def test_images_without_a_marker_go_before_the_text(folder: str) -> None:
     "question", ["<image>Is it?", "<image><image>Is <image> it?"], ids=["one marker", "three markers"]
 )
 def test_two_images_for_another_number_of_markers_are_refused(question: str, folder: str, raises: Raises) -> None:
-    with raises(DataError, "row 0", 2, question.count("<image>")):
+    with raises(DataError, 0, 2, question.count("<image>")):
         converted("mmpr-tiny", folder, {**ROWS["mmpr-tiny"], "extra_info": {"question": question}})
 
 
 @pytest.mark.parametrize("nothing", [None, [], [None], [{"bytes": None, "path": None}]])
 def test_a_row_without_its_image_is_refused(nothing: Any, raises: Raises) -> None:
-    with raises(DataError, "row 0", "images"):
+    with raises(DataError, 0, "images"):
         converted("geometry3k", None, {**ROWS["geometry3k"], "images": nothing})
 
 
@@ -205,7 +210,7 @@ def test_bytes_image_objects_and_data_urls_are_passed_on_as_they_are() -> None:
 )
 def test_a_row_names_files_of_its_folder_alone(name: str, said: str, folder: str, raises: Raises) -> None:
     (Path(folder).parent / "secret.wav").write_bytes(b"secret")
-    with raises(DataError, "row 0", said):
+    with raises(DataError, 0, said):
         converted("audiomcq", folder, {**ROWS["audiomcq"], "audio_path": name})
 
 
@@ -238,7 +243,7 @@ def test_a_region_is_a_part_of_one_image(raises: Raises, tmp_path: Path) -> None
 
 def test_a_box_around_what_is_no_image_is_refused(folder: str, raises: Raises) -> None:
     (Path(folder) / "coco/train2014/a.jpg").write_bytes(b"no image")
-    with raises(DataError, "row 0"):
+    with raises(DataError, 0):
         converted("refcoco", folder)
 
 

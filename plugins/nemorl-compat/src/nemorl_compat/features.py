@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 MEDIA = "images and audio"
+MEDIA_ON_MEGATRON = "images and audio on Megatron"
 GYM = "NeMo-Gym environments"
 
 ENVIRONMENTS: Mapping[str, str] = {
@@ -14,9 +15,6 @@ ENVIRONMENTS: Mapping[str, str] = {
     "retriever": "the environment retriever",
     "rag": "the environment retriever",
     "dapo": "DAPO's verification of answers",
-    **dict.fromkeys(
-        ("vlm", "clevr-cogent", "geometry3k", "refcoco", "avqa", "daily-omni", "audiomcq", "mmpr-tiny"), MEDIA
-    ),
 }
 ENGINES: Mapping[str, str] = {
     "sglang": "SGLang inside the run (backend `server` samples with one that you start)",
@@ -60,8 +58,25 @@ DATASETS: Mapping[str, str] = {
     "NemoGymDataset": GYM,
     "arrow_text": "raw text as a dataset (arrow_text)",
     **dict.fromkeys(
-        ("clevr-cogent", "clevr_cogent", "refcoco", "geometry3k", "avqa", "audiomcq", "daily-omni", "mmpr-tiny",
-         "general-conversation-jsonl", "intent-train", "intent-bench", "mmau"), MEDIA,
+        ("general-conversation-jsonl", "intent-train", "intent-bench"), MEDIA,
     ),
 }  # fmt: skip
 """Datasets that no preset can give, and why."""
+MEDIA_DATASETS = frozenset(
+    [
+        *(
+            "clevrcogent",
+            "geometry3k",
+            "refcoco",
+            "mmprtiny",
+            "avqa",
+            "audiomcq",
+            "dailyomni",
+            "mmau",
+            "twinkstartmmau",
+        ),
+        *("intenttrain", "intentbench"),
+    ]
+)
+"""Datasets with images, sounds or videos, in small letters and digits only."""
+MEDIA_PROCESSOR = "vlm_hf_data_processor"

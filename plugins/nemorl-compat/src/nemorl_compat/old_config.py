@@ -11,6 +11,7 @@ from typing import Any
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError
 
+from nemorl_compat.features import MEDIA_DATASETS, MEDIA_PROCESSOR
 from nemorl_compat.systems import NEMO_RL, NEMORL, seems_from
 
 FAMILIES = ("grpo", "ppo", "sft", "dpo", "rm", "distillation", "eval")
@@ -145,6 +146,21 @@ class OldConfig:
         neutral = {"temperature": (1,), "top_p": (1, None), "top_k": (-1, None)}
         given = {name: self.get(f"policy.generation.{name}", values[0]) for name, values in neutral.items()}
         return all(given[name] in values for name, values in neutral.items())
+
+    @property
+    def asks_for_media(self) -> bool:
+        """Images, sounds or videos are part of the prompts."""
+        places = [self.get(f"data{part}") for part in ("", ".default", ".train", ".validation")]
+        sections = [item for place in places for item in (place if isinstance(place, list) else [place])]
+        given = [section for section in sections if isinstance(section, Mapping)]
+        names = {re.sub(r"[^a-z0-9]", "", str(section.get("dataset_name")).lower()) for section in given}
+        processors = {section.get("processor") for section in given}
+        return (
+            bool(names & MEDIA_DATASETS)
+            or MEDIA_PROCESSOR in processors
+            or bool(self.get("policy.is_vlm"))
+            or isinstance(self.get("policy.tokenizer.video"), Mapping)
+        )
 
     @property
     def is_flat(self) -> bool:

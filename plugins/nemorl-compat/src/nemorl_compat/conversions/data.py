@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -16,8 +15,10 @@ from nemorl.errors import DataError, NemorlError
 from nemorl.plugins import registry
 from pydantic import ValidationError
 
+from nemorl_compat.conversions.gym import GYM_DATASET, GYM_NAME, gym_environment
+from nemorl_compat.conversions.media import ENVIRONMENTS, leave_out_unused, media_environment
 from nemorl_compat.conversions.pieces import Pieces
-from nemorl_compat.features import DATASETS, GYM
+from nemorl_compat.features import DATASETS, GYM, MEDIA
 from nemorl_compat.key_table import Outcome
 from nemorl_compat.old_config import OldConfig
 
@@ -171,8 +172,11 @@ class _Dataset:
         answer = "answer_column" if self.old.family in GRADED else "response_column"
         if name == GYM_DATASET and path is not None and self.old.family in SAMPLED:
             return {"name": GYM_NAME, "path": str(path)}
+        if self.known.get("media"):
+            self.new.miss(self.key_of("dataset_name"), MEDIA)
         if self.known and _has_preset(self.known["preset"]):
-            found: dict[str, Any] = {"name": "preset", "preset": self.known["preset"]}
+            preset = self.known.get("of_split", {}).get(self.take("split"), self.known["preset"])
+            found: dict[str, Any] = {"name": "preset", "preset": preset}
         elif "hub" in self.known:
             second = self.known.get("output") or self.known.get("answer")
             found = {"name": "huggingface", **self.known["hub"], answer: second}
@@ -207,6 +211,9 @@ class _Dataset:
                 "subset" if is_preset else "config_name": self.take("subset"),
             }
             found |= {key: value for key, value in given.items() if value is not None}
+        if self.take("split") in self.known.get("of_split", {}):
+            del found["split"]
+        self._media_folder(found)
         self._held_out_share(found)
         columns = {}
         for old, new in COLUMNS.items():
@@ -218,8 +225,19 @@ class _Dataset:
             return
         if "output" in self.known and self.take("output_key") is None:
             columns["answer_column" if self.old.family in GRADED else "response_column"] = self.known["output"]
+        if self.old.family == "eval" and "evaluated" in self.known:
+            found["columns"] = self.known["evaluated"]
         if columns:
             found["columns"] = {column.removesuffix("_column"): value for column, value in columns.items()}
+
+    def _media_folder(self, found: dict[str, Any]) -> None:
+        """The place of files that rows name. NeMo RL downloads and unpacks them itself."""
+        if self.known.get("media") == "files":
+            folder = self.take("download_dir")
+            found["media_folder"] = folder or f"media/{_plain(self.name)}"
+            self.new.differ(
+                self.key_of("dataset_name"), f"get the files of its rows yourself, into {found['media_folder']}"
+            )
 
     def _held_out_share(self, found: dict[str, Any]) -> None:
         size = self.take("split_validation_size")
@@ -241,6 +259,8 @@ class _Dataset:
         """Templates out of their files; text as a message of the user, as it was."""
         if self.old.family in GRADED:
             found["chat"] = True
+        if self.known.get("bare"):  # the preset's own words ask for tags; here the config's prompt file does
+            found["prompt_template"] = "{prompt}"
         for name in ("prompt_file", "system_prompt_file"):
             file = self.take(name)
             if file is None:
@@ -275,7 +295,7 @@ def _has_preset(name: str) -> bool:
     """A preset of this name is installed."""
     try:
         preset: type[Config] = registry().load("datasets", "preset")
-        preset.model_validate({"preset": name})
+        preset.model_validate({"preset": name, "media_folder": "."})
     except (NemorlError, ValidationError):
         return False
     return True
@@ -304,6 +324,7 @@ def environment(old: OldConfig, new: Pieces) -> None:
         if key.endswith(".env_name") and str(value) in others:
             new.miss(key, f"several environments in one run ({value} beside {name})")
     settings, is_gym = old.get(f"env.{name}"), name == GYM_NAME
+    leave_out_unused(old, new, name)
     if is_gym != bool(old.get("env.should_use_nemo_gym")) or (is_gym and old.family not in SAMPLED):
         new.miss("env.should_use_nemo_gym", GYM)
         new.miss("data.default.env_name", GYM)
@@ -313,6 +334,8 @@ def environment(old: OldConfig, new: Pieces) -> None:
         new.put("environment", "dapo_math")
     elif name in NAMED:
         new.put("environment", NAMED[name])
+    elif name in ENVIRONMENTS:
+        media_environment(old, new, name)
     elif is_gym and old.family in SAMPLED:
         gym_environment(old, new)
     elif name in ("math", "math_default"):
@@ -355,35 +378,3 @@ def template_of(text: str, column: str, source: str = "prompt file") -> str:
             )
         made.append(f"{{{column}}}")
     return "".join(made)
-
-
-# NeMo-Gym: the servers to start, and the rows that they play
-
-
-GYM_NAME, GYM_DATASET = "nemo_gym", "NemoGymDataset"
-THEIR_MODEL = "responses_api_models/vllm_model/configs/vllm_model_for_training.yaml"
-OUR_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
-"""Gym's model server for NeMo RL asks the engine for token ids; nemorl has them, and needs one that forwards."""
-GYM_SERVERS = ("resources_servers", "responses_api_agents")
-
-
-def gym_environment(old: OldConfig, new: Pieces) -> None:
-    """The environment, with the servers of the config."""
-    paths = old.get("env.nemo_gym.config_paths")
-    if not isinstance(paths, list) or THEIR_MODEL not in paths:
-        new.miss("env.nemo_gym.config_paths", f"NeMo-Gym without {THEIR_MODEL}")
-        return
-    start: dict[str, Any] = {"config_paths": [OUR_MODEL if path == THEIR_MODEL else path for path in paths]}
-    overrides = list(_overrides(old))
-    if overrides:
-        start["overrides"] = overrides
-    new.put("environment", {"name": GYM_NAME, "start": start})
-    new.differ("env.nemo_gym.config_paths", "Gym is started where nemorl is, by `ng_run` (environment.start)")
-
-
-def _overrides(old: OldConfig) -> Iterator[str]:
-    """Settings of servers, as arguments of Gym's command."""
-    for key, value in old.leaves.items():
-        path = key.removeprefix("env.nemo_gym.")
-        if path != key and path.split(".")[1:2] in ([name] for name in GYM_SERVERS):
-            yield f"++{path}={json.dumps(value)}"

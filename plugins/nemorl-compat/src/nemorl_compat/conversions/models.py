@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nemorl_compat.conversions.data import GYM_NAME
+from nemorl_compat.conversions.gym import GYM_NAME
 from nemorl_compat.conversions.pieces import Pieces, put_mapped
+from nemorl_compat.features import MEDIA_ON_MEGATRON
 from nemorl_compat.key_table import CRITICS_OWN, judge
 from nemorl_compat.old_config import OldConfig
 
@@ -42,6 +43,8 @@ def backend(old: OldConfig, new: Pieces) -> None:
     is_megatron = bool(old.get("policy.megatron_cfg.enabled"))
     settings = f"policy.{'megatron' if is_megatron else 'dtensor'}_cfg"
     new.put("policy.backend", "megatron" if is_megatron else "dtensor")
+    if is_megatron and old.asks_for_media:
+        new.miss("policy.megatron_cfg.enabled", MEDIA_ON_MEGATRON)
     checkpointing = old.get(f"{settings}.activation_checkpointing", False)
     new.put("policy.activation_checkpointing", checkpointing)
     width_key = f"{settings}.{'tensor_model_parallel_size' if is_megatron else 'tensor_parallel_size'}"

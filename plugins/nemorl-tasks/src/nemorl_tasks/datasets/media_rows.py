@@ -129,7 +129,8 @@ def placed(media: Sequence[Media], text: str, place: str) -> tuple[list[Media], 
 
 
 def with_parts(message: Mapping[str, Any], media: Sequence[Media]) -> dict[str, Any]:
-    """A message of text with its media: those before the text, and each other one in place of its marker.
+    """A message of text with its media: those before the text, and each other one in place of its marker and of the
+    space around that.
 
     Example:
         >>> bell = Media("audio", b"...", None)
@@ -144,10 +145,10 @@ def with_parts(message: Mapping[str, Any], media: Sequence[Media]) -> dict[str, 
         assert found is not None, "placed() counted the markers"
         item = next(item for item in waiting if re.fullmatch(item.marker or "", found[0]))
         waiting.remove(item)
-        parts += [*_text(text[: found.start()]), item.part]
-        text = text[found.end() :]
+        parts += [*_text(text[: found.start()].rstrip()), item.part]
+        text = text[found.end() :].lstrip()
     return {**message, "content": [*parts, *_text(text)]}
 
 
 def _text(text: str) -> list[dict[str, Any]]:
-    return [{"type": "text", "text": text.strip()}] if text.strip() else []
+    return [{"type": "text", "text": text}] if text.strip() else []

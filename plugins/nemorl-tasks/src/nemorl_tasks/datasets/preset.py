@@ -57,7 +57,7 @@ class PresetConfig(DatasetConfig):
     """Ask text prompts as a chat message of the user. Unset: as the preset says, mostly true."""
     pairs: Literal["best_worst", "neighbours", "all"] = "best_worst"
     """Which pairs ranked responses make: the best and the worst, each rank and the next, or any two of them."""
-    media_folder: str | None = None
+    media_folder: DatasetName | None = None
     """Folder with the images, sounds and videos that rows name by file, where the dataset has them in files of their
     own: its archives unpacked, or a copy of its repository (``hf download … --local-dir``)."""
     characters_per_row: int | None = Field(None, ge=1)
