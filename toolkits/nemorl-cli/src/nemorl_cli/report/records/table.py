@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from nemorl.base.process.timing import TimedTurns
+from nemorl.media import Media
 from nemorl.types import Sample
 from nemorl_rl.rollouts.outcomes import outcome_of
 
 from nemorl_cli.report.records.columns import doubles, field_lists, named_numbers, strings, token_lists
+from nemorl_cli.report.records.items import Shown
 from nemorl_cli.report.records.schema import SCHEMA, SEQUENCE
 from nemorl_cli.report.records.tokens import FIELDS, Tokens, Trained
 from nemorl_cli.report.records.turns import Decode, turns_column
@@ -55,9 +57,14 @@ class Rollout:
 
 
 def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
-    """One row per episode."""
+    """One row per episode.
+
+    Raises:
+        ValueError: Tokens of images and sounds are not those of the episodes' items.
+    """
     samples = [sample for group in rollout.groups for sample in group.samples]
     tokens = Tokens.of([sample.sequences for sample in samples], rollout.trained)
+    shown = Shown.of(tokens, [sample.media for sample in samples])
     prompts = [decode(group.samples[0].prompt.token_ids) for group in rollout.groups]
     prompt_texts = [text for group, text in zip(rollout.groups, prompts, strict=True) for _ in group.samples]
     columns = {
@@ -66,8 +73,9 @@ def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
         **_of_samples(samples),
         **_of_tokens(rollout, samples, tokens),
         **_of_times(samples, rollout.began_s),
-        "turns": turns_column(samples, tokens, decode, prompt_texts, rollout.began_s),
-        "sequences": _sequences(tokens),
+        "turns": turns_column(samples, tokens, shown, decode, prompt_texts, rollout.began_s),
+        "media": shown.column,
+        "sequences": _sequences(tokens, shown),
     }
     arrays = [_as(columns[field.name], field.type) for field in SCHEMA]
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
@@ -147,10 +155,10 @@ def _filtered(rollout: Rollout, samples: Sequence[Sample], tokens: Tokens) -> It
             yield "invalid" if not sample.score.valid else "overlong" if sample.truncated else "disagreement"
 
 
-def _sequences(tokens: Tokens) -> pa.Array:
+def _sequences(tokens: Tokens, shown: Shown) -> pa.Array:
     fields = {name: tokens.fields.get(name) for name in FIELDS} | {"advantages": tokens.uneven_advantages}
     columns = {
-        "token_ids": token_lists(tokens.token_ids, tokens.starts, pa.int32()),
+        "token_ids": token_lists(shown.token_ids, tokens.starts, pa.int32()),
         "mask": token_lists(tokens.mask, tokens.starts, pa.bool_()),
         "generation_logprobs": token_lists(tokens.generation_logprobs, tokens.starts, pa.float32()),
         **{name: field_lists(field, tokens.lengths) for name, field in fields.items()},
@@ -166,6 +174,11 @@ def _as(values: Any, kind: pa.DataType) -> pa.Array:
 def _text(value: Any) -> str | None:
     """Datasets give answers that are no text."""
     return None if value is None else str(value)
+
+
+def media_of(rollout: Rollout) -> Iterator[Media]:
+    """The images and sounds that its records name."""
+    return (item for group in rollout.groups for sample in group.samples for item in sample.media)
 
 
 def groups_of(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
