@@ -84,6 +84,11 @@ class StepBefore:
                 "next run",
             )
         recorded = RecordedStep.read(run, step, config.build())
+        if recorded.media:
+            raise UsageError(
+                f"step {step} of {run.path} shows images or sounds, and hindsight computes gradients of text alone",
+                fix=f"`nemorl compare replay {run.path} --step {step} --set …` makes a step of this run",
+            )
         folder = scratch / "weights"
         _write_weights(run, step, config, folder)
         # Where there is one update, it sees the old policy.

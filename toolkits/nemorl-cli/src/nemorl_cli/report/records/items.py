@@ -54,7 +54,7 @@ class Shown:
         """
         Args:
             tokens: Of the episodes.
-            media: [R] the items in any of each one's sequences.
+            media: [R] the items in any of each one's sequences, those of the prompt first.
 
         Raises:
             ValueError: a token is of an item that the episode does not have, or an item is not shown as a whole.

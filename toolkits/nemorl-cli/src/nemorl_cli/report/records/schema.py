@@ -83,6 +83,7 @@ SCHEMA = pa.schema(
         ("num_turns", pa.int32()),
         ("weight_versions", pa.list_(pa.int32())),
         ("media", pa.list_(ITEM)),
+        ("prompt_media", pa.int32()),
         ("turns", pa.list_(TURN)),
         ("sequences", pa.list_(SEQUENCE)),
     ],

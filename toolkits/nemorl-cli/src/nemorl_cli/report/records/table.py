@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from nemorl.base.process.timing import TimedTurns
-from nemorl.media import Media
+from nemorl.media import Media, media_by_name
 from nemorl.types import Sample
 from nemorl_rl.rollouts.outcomes import outcome_of
 
@@ -64,7 +64,7 @@ def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
     """
     samples = [sample for group in rollout.groups for sample in group.samples]
     tokens = Tokens.of([sample.sequences for sample in samples], rollout.trained)
-    shown = Shown.of(tokens, [sample.media for sample in samples])
+    shown = Shown.of(tokens, [(*sample.prompt.media, *sample.media) for sample in samples])
     prompts = [decode(group.samples[0].prompt.token_ids) for group in rollout.groups]
     prompt_texts = [text for group, text in zip(rollout.groups, prompts, strict=True) for _ in group.samples]
     columns = {
@@ -121,6 +121,7 @@ def _of_samples(samples: Sequence[Sample]) -> dict[str, Any]:
         "outcome": [outcome_of(sample) for sample in samples],
         "cause": strings([score.cause or None for score in scores]),
         "finish_reason": [sample.finish_reason for sample in samples],
+        "prompt_media": [len(media_by_name(sample.prompt.media)) for sample in samples],
         "prompt_tokens": [len(sample.prompt.token_ids) for sample in samples],
         "num_turns": [sample.turns for sample in samples],
         "weight_versions": [sample.weight_versions for sample in samples],
@@ -178,7 +179,9 @@ def _text(value: Any) -> str | None:
 
 def media_of(rollout: Rollout) -> Iterator[Media]:
     """The images and sounds that its records name."""
-    return (item for group in rollout.groups for sample in group.samples for item in sample.media)
+    return (
+        item for group in rollout.groups for sample in group.samples for item in (*sample.prompt.media, *sample.media)
+    )
 
 
 def groups_of(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
