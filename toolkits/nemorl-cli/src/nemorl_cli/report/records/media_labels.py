@@ -55,8 +55,13 @@ def with_labels(text: str, shown: Sequence[Mapping[str, int]] | None, labels: Se
         >>> with_labels("ab", [{"item": 0, "at": 1, "tokens": 4}], ["[image]"])
         'a [image] b'
     """
-    parts, end = [], 0
+    found, end = "", 0
     for one in shown or ():
-        parts += [text[end : one["at"]], labels[one["item"]]]
+        found = _apart(_apart(found, text[end : one["at"]]), labels[one["item"]])
         end = one["at"]
-    return " ".join(part for part in [*parts, text[end:]] if part)
+    return _apart(found, text[end:])
+
+
+def _apart(one: str, other: str) -> str:
+    """One text after the other, with a space between them."""
+    return f"{one}{other}" if not one or not other or one[-1].isspace() or other[0].isspace() else f"{one} {other}"
