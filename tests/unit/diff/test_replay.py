@@ -35,7 +35,7 @@ def test_a_recorded_episode_is_the_sample_that_was_recorded() -> None:
     )  # fmt: skip
     table = table_of(Rollout("run", "train", 4, 0.0, [Group(3, [sample])]), lambda ids: " ".join(map(str, ids)))
     (row,) = table.to_pylist()
-    assert _sample({**row, "prompt": "2+2="}) == sample
+    assert _sample({**row, "prompt": "2+2="}, {}) == sample
 
 
 class Engine:

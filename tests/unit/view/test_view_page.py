@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nemorl_cli.report.records.evaluating import EvaluationRecords
 from nemorl_cli.report.report import write_report
 from nemorl_insight.view.serving import Viewer
 from record_files import write_records
+from seen_records import decode, episode, picture, tone
 from tiers import only
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -377,3 +379,27 @@ def test_runs_over_each_other(run: Path, tmp_path: Path, page_of: Open) -> None:
         assert set(map(tuple, page.evaluate(ends))) == {(1, 1.5)}  # all charts zoom together
         page.locator(".runs input").first.uncheck()
         expect(card.locator(".u-series:not(.faint)")).to_have_count(2)
+
+
+@pytest.mark.parametrize("looks", LOOKS)
+def test_images_stand_beside_their_text_and_their_tokens_are_one_chip(
+    looks: str, tmp_path: Path, page_of: Open
+) -> None:
+    records = EvaluationRecords(tmp_path / "seen", decode)
+    shown = ["see ", (picture(1, 700, 420), 6), "and ", (tone(), 3), "now"]
+    records.add("drawings", 0, [episode(shown)])  # type: ignore[list-item]
+    records.flush()
+    with Viewer([tmp_path / "seen"], tmp_path / "cache") as viewer:
+        page = page_of(looks)
+        for url in (viewer.url, write_report(tmp_path / "seen").as_uri()):
+            go(page, url, "samples")
+            picked = page.locator(".turn .thumb")
+            expect(picked).to_have_count(1)
+            assert page.wait_for_function("document.querySelector('.turn .thumb').naturalWidth").json_value() == 256
+            assert page.locator(".turn .shown-item .chip").all_inner_texts() == ["[image 6 tokens]", "[audio 3 tokens]"]
+            assert page.locator(".turn audio").count() == 1
+            assert page.locator(".group-head .thumb").count() == 1
+            page.select_option("[aria-label=Heat]", "logprob")
+            assert page.locator(".turn .shown-item .chip").all_inner_texts() == ["[image 6 tokens]", "[audio 3 tokens]"]
+            assert page.evaluate("document.documentElement.scrollWidth") <= LOOKS[looks]["viewport"]["width"]
+            page.goto("about:blank")

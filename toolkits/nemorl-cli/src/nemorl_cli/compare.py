@@ -198,7 +198,7 @@ def _show(first: Variant, answer: Answer, *, show_all: bool, prompts: int) -> No
     if unknown:
         _tell(f"Not recorded in both, and so perhaps a cause: {', '.join(unknown)}.")
     if pairs is not None:
-        _show_pairs(pairs, prompts)
+        _show_pairs(pairs, prompts, first.folders[0])
 
 
 def _value(estimate: Estimate) -> str:
@@ -240,7 +240,10 @@ def _tell(text: str) -> None:
     console().print(styled(text))
 
 
-def _show_pairs(pairs: Pairs, count: int) -> None:
+def _show_pairs(pairs: Pairs, count: int, run_dir: Path) -> None:
+    from nemorl_cli.report.records.media_labels import labels_of
+    from nemorl_cli.report.records.picking import prompt_items
+
     counts = pairs.counts
     say()
     _tell(
@@ -252,7 +255,8 @@ def _show_pairs(pairs: Pairs, count: int) -> None:
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True, style="dim")
         table.add_column(overflow="fold")
-        table.add_row("prompt", styled(clipped(str(one["prompt"] or "")), "cyan"))
+        prompt = " ".join([*labels_of(run_dir, prompt_items(one)), str(one["prompt"] or "")])
+        table.add_row("prompt", styled(clipped(prompt), "cyan"))
         for title, record in (("first", one), ("second", other)):
             reward = "–" if record["reward"] is None else f"{record['reward']:.3g}"
             table.add_row(f"{title}, reward {reward}", styled(clipped(str(record["response"] or ""))))

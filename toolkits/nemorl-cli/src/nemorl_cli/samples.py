@@ -55,6 +55,7 @@ def samples(
 
       nemorl view samples runs/grpo-1a2b3c4d --step 20 --group 3 --tokens
     """
+    from nemorl_cli.report.records.media_labels import labels_of
     from nemorl_cli.report.records.reading import FOLDER
     from nemorl_cli.report.records.tokens import token_texts
 
@@ -69,10 +70,11 @@ def samples(
         say("no such samples")
     texts = token_texts(run_dir / FOLDER) if tokens else {}
     for record in found:
-        console().print(transcript(record, full=full))
+        labels = labels_of(run_dir, record.get("media"))
+        console().print(transcript(record, labels, full=full))
         if tokens:
             columns = ("PLACE", "TOKEN", "AUTHOR", "SAMPLER", "TRAINER", "DIFFERENCE", "WEIGHT")
-            print_table(columns, token_table(record, texts), whole=("PLACE",), numbers=columns[3:])
+            print_table(columns, token_table(record, texts, labels), whole=("PLACE",), numbers=columns[3:])
             say()
 
 

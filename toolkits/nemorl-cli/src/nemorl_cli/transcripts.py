@@ -10,6 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from nemorl_cli.report.records.media_labels import with_labels
+from nemorl_cli.report.records.picking import prompt_items
 from nemorl_cli.terminal import styled
 
 SHOWN_LINES = 6
@@ -21,13 +23,19 @@ MISSING = "–"
 Record = Mapping[str, Any]
 
 
-def transcript(record: Record, *, full: bool = False) -> Group:
-    """A sample: its facts, and its prompt and response, or with ``full`` every turn of it."""
+def transcript(record: Record, labels: Sequence[str] = (), *, full: bool = False) -> Group:
+    """A sample: its facts, and its prompt and response, or with ``full`` every turn of it.
+
+    Args:
+        record: Of the sample.
+        labels: Of its images and sounds.
+        full: With every turn, in full length.
+    """
     head = Text(" · ").join(styled(*fact) for fact in facts(record))
     body = Table.grid(padding=(0, 2))
     body.add_column(no_wrap=True, style="dim")
     body.add_column(overflow="fold")
-    for name, text in _parts(record, full=full):
+    for name, text in _parts(record, labels, full=full):
         body.add_row(name, styled(text if full else clipped(text), STYLES.get(name, "")))
     return Group(head, Padding(body, (0, 0, 1, 2), expand=False))
 
@@ -70,14 +78,16 @@ def clipped(text: str) -> str:
     return text
 
 
-def token_table(record: Record, texts: Mapping[int, str]) -> Iterator[tuple[str, ...]]:
+def token_table(record: Record, texts: Mapping[int, str], labels: Sequence[str] = ()) -> Iterator[tuple[str, ...]]:
     """(place, token, author, sampler's log-prob, trainer's before the update, their ratio, weight in the loss) of
-    each token.
+    each token. Tokens of one item are one line.
 
     Args:
         record: With its ``turns`` and ``sequences``.
         texts: Token id -> text.
+        labels: Of its images and sounds.
     """
+    lengths = [item["tokens"] for item in record.get("media") or ()]
     for number, sequence in enumerate(record["sequences"] or ()):
         authors = {
             place: turn["author"]
@@ -85,14 +95,35 @@ def token_table(record: Record, texts: Mapping[int, str]) -> Iterator[tuple[str,
             if turn["sequence"] == number
             for place in range(turn["start"], turn["stop"])
         }
-        for place, token in enumerate(sequence["token_ids"]):
+        for place, count, token in folded(sequence["token_ids"], lengths):
+            where = str(place) if count == 1 else f"{place}-{place + count - 1}"
             yield (
-                f"{number}:{place}" if len(record["sequences"]) > 1 else str(place),
-                repr(texts[token])[1:-1] if token in texts else str(token),
+                f"{number}:{where}" if len(record["sequences"]) > 1 else where,
+                labels[-1 - token] if token < 0 else repr(texts[token])[1:-1] if token in texts else str(token),
                 authors.get(place, ""),
                 *_logprobs(sequence, place),
                 _at(sequence["loss_weights"], place, "{:.2e}"),
             )
+
+
+def folded(ids: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(place, how many, id) of tokens as records have them, those of one item that stand together in one.
+
+    Args:
+        ids: Of a sequence.
+        lengths: Tokens of each item.
+
+    Example:
+        >>> list(folded([5, -1, -1, -1, -1, 6], [2]))
+        [(0, 1, 5), (1, 2, -1), (3, 2, -1), (5, 1, 6)]
+    """
+    place = 0
+    while place < len(ids):
+        end = place + 1
+        while ids[place] < 0 and end < min(len(ids), place + lengths[-1 - ids[place]]) and ids[end] == ids[place]:
+            end += 1
+        yield place, end - place, ids[place]
+        place = end
 
 
 def _logprobs(sequence: Mapping[str, Any], place: int) -> tuple[str, str, str]:
@@ -107,15 +138,16 @@ def _at(values: Sequence[float] | None, place: int, form: str) -> str:
     return MISSING if values is None or values[place] is None else form.format(values[place])
 
 
-def _parts(record: Record, *, full: bool) -> Iterator[tuple[str, str]]:
+def _parts(record: Record, labels: Sequence[str], *, full: bool) -> Iterator[tuple[str, str]]:
     if full and record.get("turns"):
         several = len({turn["sequence"] for turn in record["turns"]}) > 1
         for turn in record["turns"]:
             lead = f"[sequence {turn['sequence']}] " if several and turn["author"] == "prompt" else ""
             earned = f"  (earned {_number(turn['reward'])})" if turn.get("reward") is not None else ""
-            yield turn["author"], f"{lead}{turn['text']}{earned}"
+            yield turn["author"], f"{lead}{with_labels(turn['text'], turn.get('media'), labels)}{earned}"
     else:
-        yield "prompt", str(record.get("prompt") or "")
+        shown = labels[: len(prompt_items(record))]
+        yield "prompt", " ".join([*shown, str(record.get("prompt") or "")])
         yield "response", str(record.get("response") or "")
     if record.get("answer") is not None:
         given = f"   given: {record['given']}" if record.get("given") is not None else ""

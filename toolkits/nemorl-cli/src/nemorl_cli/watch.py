@@ -85,7 +85,7 @@ def _display(run_dir: Path, count: int) -> str:
             for event in events:
                 _warn(console, event)
             for sample in run.samples(count):
-                _tell(console, sample)
+                _tell(console, run_dir, sample)
             if status != "incomplete":
                 break
             time.sleep(POLL_S)
@@ -133,12 +133,15 @@ def _warn(console: Console, event: dict[str, Any]) -> None:
         console.message(f"alert {event.get('rule')} is over at step {event.get('step')}")
 
 
-def _tell(console: Console, sample: dict[str, Any]) -> None:
+def _tell(console: Console, run_dir: Path, sample: dict[str, Any]) -> None:
     from nemorl_rl.rollouts.completions import completion_text
+
+    from nemorl_cli.report.records.media_labels import labels_of
+    from nemorl_cli.report.records.picking import prompt_items
 
     text = completion_text(
         sample["step"],
-        str(sample["prompt"] or ""),
+        " ".join([*labels_of(run_dir, prompt_items(sample)), str(sample["prompt"] or "")]),
         str(sample["response"] or ""),
         reward=sample["reward"] or 0.0,
         tokens=sample["tokens"] or 0,

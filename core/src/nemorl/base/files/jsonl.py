@@ -130,11 +130,20 @@ def lines_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
 def dumps(value: Any) -> bytes:
     """``value`` as one line of strict JSON in UTF-8.
 
-    Numpy and torch scalars become numbers, other unknown objects text. Model output may hold lone surrogates,
-    which UTF-8 cannot: they are written as JSON's own ``\\udXXX`` escapes.
+    Numpy and torch scalars become numbers, bytes how many they are, other unknown objects text. Model output may hold
+    lone surrogates, which UTF-8 cannot: they are written as JSON's own ``\\udXXX`` escapes.
     """
-    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=as_text)
     return text.encode("utf-8", errors="backslashreplace")
+
+
+def as_text(value: object) -> str:
+    """What JSON does not know, as text for people: never the content of a file.
+
+    >>> as_text(b"..."), as_text({1})
+    ('3 bytes', '{1}')
+    """
+    return f"{len(value)} bytes" if isinstance(value, bytes | bytearray | memoryview) else str(value)
 
 
 @runtime_checkable

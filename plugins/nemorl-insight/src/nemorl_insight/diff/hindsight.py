@@ -85,6 +85,11 @@ class StepBefore:
                 "next run",
             )
         recorded = RecordedStep.read(run, step, config.build())
+        if recorded.media:
+            raise UsageError(
+                f"step {step} of {run.path} shows images or sounds, and hindsight computes gradients of text alone",
+                fix=f"`nemorl compare replay {run.path} --step {step} --set …` makes a step of this run",
+            )
         if any(isinstance(sample.score, SeatScores) for sample in recorded.samples):
             raise UsageError(
                 f"in {run.path} the policy played several seats, and hindsight knows one reward per episode",

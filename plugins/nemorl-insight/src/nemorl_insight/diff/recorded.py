@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import UsageError
+from nemorl.media import Media, shown_names
 from nemorl.types import Branch, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score
+from nemorl_cli.report.records.items import true_ids
+from nemorl_cli.report.records.media_files import read_media
 from nemorl_cli.report.records.reading import FOLDER, read_table, record_files
 from nemorl_rl.agents.placed import PlacedSample, TurnPlace
 from nemorl_rl.agents.seats import SeatScores
@@ -32,12 +35,14 @@ class RecordedStep:
 
     rows: Sequence[Mapping[str, Any]]
     """Its records, in the order of the batch, without those of rejected groups."""
+    media: Mapping[str, Media] = field(default_factory=dict)
+    """Images and sounds that they show, by digest."""
 
     @classmethod
     def read(cls, run: RunFiles, step: int, trainer: RolloutTrainer[Any]) -> RecordedStep:
         """
         Raises:
-            UsageError: some samples were not recorded; says which setting keeps them.
+            UsageError: some samples were not recorded, and says which setting keeps them; or an image is gone.
         """
         files = record_files(run.path / FOLDER, split="train", step=step)
         rows = [row for file in files for row in read_table(file).to_pylist()]
@@ -50,11 +55,11 @@ class RecordedStep:
                 fix=f"`records: {{every: 1, groups: {groups}}}` keeps all of them in the next run{otherwise}",
             )
         kept.sort(key=lambda row: (row["group"], int(row["sample_id"].rpartition("-")[2])))
-        return cls(kept)
+        return cls(kept, read_media(run.path, (item for row in kept for item in row["media"] or ())))
 
     @property
     def samples(self) -> Samples:
-        return Samples([_sample(row) for row in self.rows])
+        return Samples([_sample(row, self.media) for row in self.rows])
 
     @property
     def references(self) -> list[Sequence[float] | None]:
@@ -106,9 +111,13 @@ class RecordedRollouts:
         self._state = state
 
 
-def _sample(row: Mapping[str, Any]) -> Sample:
+def _sample(row: Mapping[str, Any], media: Mapping[str, Media]) -> Sample:
     first, *others = row["sequences"]
-    prompt = Prompt(row["group"], row["prompt"], tuple(first["token_ids"][: row["prompt_tokens"]]), (), row["answer"])
+    shown = row["media"] or ()
+    items = tuple(media[item["digest"]] for item in shown)
+    ids = true_ids(first["token_ids"], shown)
+    of_prompt = items[: row["prompt_media"] or 0]
+    prompt = Prompt(row["group"], row["prompt"], ids[: row["prompt_tokens"]], (), row["answer"], media=of_prompt)
     named = {
         column: {pair["name"]: pair["value"] for pair in row[column] or ()} for column in ("components", "metrics")
     }
@@ -123,7 +132,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
             earned.setdefault(turn["sequence"], []).append((turn["stop"] - 1, turn["reward"]))
     branches = tuple(
         Branch(
-            tuple(one["token_ids"]),
+            true_ids(one["token_ids"], shown),
             tuple(one["mask"]),
             tuple(one["generation_logprobs"]),
             tuple(earned.get(number, ())),
@@ -133,7 +142,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
     )
     return PlacedSample(
         prompt,
-        tuple(first["token_ids"]),
+        ids,
         tuple(first["mask"]),
         tuple(first["generation_logprobs"]),
         score,
@@ -143,6 +152,7 @@ def _sample(row: Mapping[str, Any]) -> Sample:
         tuple(row["weight_versions"]),
         tuple(earned.get(0, ())),
         branches,
+        items,
         version_runs=_version_runs(first),
         turn_places=tuple(_turn_places(row)),
         seats=names if any(names := tuple(str(one.get("seat") or "") for one in row["sequences"])) else (),
@@ -212,9 +222,17 @@ def require_weights(replay: Replay, recorded: RecordedStep) -> None:
 def rescored(samples: Samples, engine: GenerationPolicy) -> Samples:
     """The same tokens with the log-probs that an engine gives them."""
     sampling = SamplingParams(temperature=0.0, max_new_tokens=1, prompt_logprobs=True)
-    requests = [GenerationRequest(part.token_ids, sampling, (0,)) for part in samples.sequences]
+    requests = [
+        GenerationRequest(part.token_ids, sampling, (0,), media=_shown(part.token_ids, part.media))
+        for part in samples.sequences
+    ]
     scores = (completions[0].prompt_logprobs for completions in engine.generate(requests))
     return Samples([_with_scores(sample, scores) for sample in samples])
+
+
+def _shown(token_ids: Sequence[int], media: Sequence[Media]) -> tuple[Media, ...]:
+    names = shown_names(token_ids) if media else ()
+    return tuple(item for item in media if item.name in names)
 
 
 def _with_scores(sample: Sample, scores: Iterator[tuple[float, ...]]) -> Sample:

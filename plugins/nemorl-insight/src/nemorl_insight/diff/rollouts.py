@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nemorl_cli.report.records.items import named_ids
 from nemorl_cli.report.records.reading import FOLDER, NAMED, read_table, record_files
 
 from nemorl_insight.diff.stages import Point, Stage
@@ -28,7 +29,14 @@ COLUMNS: Mapping[Stage, Sequence[str]] = {
     "logprobs": ("kl",),
 }
 """Columns of one value per sample. Parts of a reward come before the reward."""
-READ = ("sample_id", "group", "prompt_tokens", *dict.fromkeys(n for c in COLUMNS.values() for n in c), "sequences")
+READ = (
+    "sample_id",
+    "group",
+    "prompt_tokens",
+    *dict.fromkeys(n for c in COLUMNS.values() for n in c),
+    "sequences",
+    "media",
+)
 
 
 @dataclass(frozen=True)
@@ -47,8 +55,16 @@ class StepRecords:
         files = record_files(run_dir / FOLDER, split="train", step=step)
         if not files:
             return None
-        rows = [row for file in files for row in read_table(file, READ).to_pylist()]
+        rows = [_named(row) for file in files for row in read_table(file, READ).to_pylist()]
         return cls({_key(row): row for row in rows})
+
+
+def _named(row: Row) -> Row:
+    """With images and sounds among token ids by what they show, wherever the episode lists them."""
+    if not row["media"]:
+        return row
+    parts = [{**part, "token_ids": named_ids(part["token_ids"], row["media"])} for part in row["sequences"] or ()]
+    return {**row, "sequences": parts}
 
 
 def _key(row: Row) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from nemorl_insight.view.guard import Guard
@@ -55,6 +55,7 @@ class Server:
             Route("/page.css", _file(page.style, "text/css")),
             Route("/api/info", _json(self._info)),
             Route("/api/stream", self._stream),
+            Route("/api/runs/{run:int}/media/{digest}", self._media),
             *(Route(f"/api/runs/{{run:int}}/{name}", _json(answer)) for name, answer in answers.items()),
         ]
         guard = Middleware(Guard, hosts=hosts, token=token, once=once)
@@ -94,6 +95,16 @@ class Server:
         given = request.query_params
         sample_id, split, step = (given.get(name, "") for name in ("id", "split", "step"))
         return self._run(request).response(sample_id, split, _number(step, "step"))
+
+    async def _media(self, request: Request) -> Response:
+        """An image or a sound that records show; ``?small=1``: an image's thumbnail."""
+        is_small = request.query_params.get("small") == "1"
+        try:
+            found = await run_sync(self._run(request).media, request.path_params["digest"], is_small)
+        except UsageError as error:
+            return Response(str(error), 404, media_type="text/plain")
+        path, media_type = found
+        return FileResponse(path, media_type=media_type)
 
     def _differences(self, request: Request) -> Any:
         other = self._at(_number(request.query_params.get("other", ""), "other"))

@@ -15,6 +15,7 @@ from typing import Any
 
 from nemorl.errors import NemorlError, UsageError
 from nemorl_cli.report.declared import admitted
+from nemorl_cli.report.records.media_files import TYPES, media_file
 from nemorl_cli.report.records.reading import FOLDER
 from nemorl_cli.report.records.tokens import token_texts
 from nemorl_cli.report.run_data import RunData, no_run
@@ -24,6 +25,7 @@ from nemorl_cli.report.viewing.details import detail_at
 from nemorl_cli.report.viewing.index import RecordIndex
 from nemorl_cli.report.viewing.overview import extra, overview, shown_by
 from nemorl_cli.report.viewing.queries import Wanted
+from nemorl_cli.report.viewing.thumbnails import Thumbnails, type_of
 
 FILES_AT_ONCE = 8
 """Files of records that are indexed before whoever waits for the thread is looked after."""
@@ -76,6 +78,7 @@ class WatchedRun:
         self.name = self.path.resolve().name
         key = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:24]
         self.index = RecordIndex(self.path, cache / f"{key}.sqlite")
+        self._thumbnails = Thumbnails(self.path / FOLDER, cache / f"{key}.media")
         self._changes = 0
         self._problem: str | None = None
         self._lock = threading.Lock()
@@ -134,6 +137,26 @@ class WatchedRun:
         if found is None or found["sample_id"] != sample_id:
             raise UsageError(f"there is no record {sample_id} of step {step}", fix="load the page again")
         return {**found, "shown": shown_by(self._sections(), found)}
+
+    def media(self, digest: str, is_small: bool) -> tuple[Path, str]:
+        """The file of an image or a sound of its records, and its media type.
+
+        Args:
+            digest: Of the item.
+            is_small: The thumbnail of an image, which is made when it is first asked for.
+
+        Raises:
+            UsageError: There is none, or it cannot be decoded.
+        """
+        if is_small:
+            path = self._thumbnails.get(digest)
+            with path.open("rb") as file:
+                return path, type_of(file.read(4))
+        found = media_file(self.path / FOLDER, digest)
+        media_type = None if found is None else TYPES.get(found.suffix[1:])
+        if found is None or media_type is None:
+            raise UsageError("the records show no such image or sound", fix="load the page again")
+        return found, media_type
 
     def _sections(self) -> list[tuple[str, TranscriptSection]]:
         with self._lock:

@@ -9,6 +9,7 @@ from nemorl.metrics import THROUGHPUT_NAMES
 from nemorl_rl.alerts.alert import EVENT
 
 from nemorl_cli.report.declared import UNDECLARED, Declarations
+from nemorl_cli.report.records.picking import prompt_items, prompt_key
 from nemorl_cli.report.run_data import (
     RunData,
     clip,
@@ -84,11 +85,11 @@ def samples(run: RunData) -> dict[str, Any]:
 def sample_pairs(run: RunData) -> tuple[list[tuple[Mapping[str, Any], Mapping[str, Any]]], str]:
     """(earliest, latest) sample of each prompt, and the split they come from."""
     for split in ("validation", "train"):
-        first: dict[tuple[Any, Any], Mapping[str, Any]] = {}
-        last: dict[tuple[Any, Any], Mapping[str, Any]] = {}
+        first: dict[tuple[str, ...], Mapping[str, Any]] = {}
+        last: dict[tuple[str, ...], Mapping[str, Any]] = {}
         for sample in run.samples:
             if sample.get("split") == split and is_number(sample.get("step")):
-                key = (str(sample.get("prompt")), str(sample.get("answer")))
+                key = prompt_key(sample)
                 if key not in first or sample["step"] < first[key]["step"]:
                     first[key] = sample
                 if key not in last or sample["step"] > last[key]["step"]:
@@ -165,7 +166,8 @@ def _mean(values: Sequence[Any]) -> float | None:
 
 def _pair(early: Mapping[str, Any], late: Mapping[str, Any], low: float, high: float) -> dict[str, Any]:
     sides = [_sample(pick, low, high) for pick in ([early] if early is late else [early, late])]
-    return {"prompt": clip(early.get("prompt")), "answer": early.get("answer"), "sides": sides}
+    shown = [{"digest": item["digest"], "kind": item["kind"]} for item in prompt_items(early)]
+    return {"prompt": clip(early.get("prompt")), "answer": early.get("answer"), "media": shown, "sides": sides}
 
 
 def _sample(sample: Mapping[str, Any], low: float, high: float) -> dict[str, Any]:

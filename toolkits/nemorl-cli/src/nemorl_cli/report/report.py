@@ -17,11 +17,13 @@ from nemorl_trust.provenance import describe_environment
 
 from nemorl_cli.report import parts
 from nemorl_cli.report.declared import admitted
+from nemorl_cli.report.records.reading import FOLDER
 from nemorl_cli.report.run_data import RunData, number
 from nemorl_cli.report.sections import transcripts_of
 from nemorl_cli.report.viewing.offline import MOST_BYTES, inlined
 from nemorl_cli.report.viewing.overview import extra, overview
 from nemorl_cli.report.viewing.page import single_file
+from nemorl_cli.report.viewing.thumbnails import digests_of, inlined_media
 
 
 def _tell_nobody(text: str) -> None:
@@ -44,8 +46,9 @@ def write_report(run_dir: Path, output: Path | None = None, *, warn: Callable[[s
     """
     run_dir = Path(run_dir)
     failures: list[NemorlError] = []
-    run = _of_run("", run_dir, failures.append, MOST_BYTES)
-    page = _write(output or run_dir / "report.html", {"title": run["name"], "tiles": [], "runs": [run]})
+    output = output or run_dir / "report.html"
+    run = _of_run("", run_dir, failures.append, MOST_BYTES, output.parent)
+    page = _write(output, {"title": run["name"], "tiles": [], "runs": [run]})
     for error in failures:
         warn(str(error))
         if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
@@ -64,7 +67,10 @@ def write_combined_report(stages: Sequence[tuple[str, Path]], output: Path, summ
     Returns:
         The file written.
     """
-    runs = [_of_run(name, Path(path), lambda _: None, MOST_BYTES // len(stages)) for name, path in stages]
+    runs = [
+        _of_run(name, Path(path), lambda _: None, MOST_BYTES // len(stages), Path(output).parent)
+        for name, path in stages
+    ]
     title = str(summary.get("title", " → ".join(name for name, _ in stages)))
     tiles = [
         parts.Tile(label, value if isinstance(value, str) else number(value))._asdict()
@@ -74,14 +80,19 @@ def write_combined_report(stages: Sequence[tuple[str, Path]], output: Path, summ
     return _write(Path(output), {"title": title, "tiles": tiles, "runs": runs})
 
 
-def _of_run(label: str, run_dir: Path, failed: Callable[[NemorlError], None], most_bytes: int) -> dict[str, Any]:
+def _of_run(
+    label: str, run_dir: Path, failed: Callable[[NemorlError], None], most_bytes: int, beside: Path
+) -> dict[str, Any]:
     run = RunData.load(run_dir)
     transcripts = transcripts_of(run, admitted(run))
+    slower, kept = extra(run, run_dir, failed), inlined(run, run_dir, transcripts, most_bytes)
+    pairs = slower["samples"]["pairs"]
     return {
         "name": label or run.name,
         "overview": overview(run),
-        "extra": extra(run, run_dir, failed),
-        **inlined(run, run_dir, transcripts, most_bytes),
+        "extra": slower,
+        **kept,
+        "media": inlined_media(run_dir / FOLDER, digests_of([*pairs, *kept["records"]]), beside),
     }
 
 

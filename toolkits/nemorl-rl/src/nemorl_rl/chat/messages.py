@@ -135,7 +135,7 @@ def _text(content: Any, number: int) -> str:
     if isinstance(content, str):
         return encodable(content)
     if not isinstance(content, Sequence):
-        raise DataError(f"the content of message {number} is {content!r}", fix="give text, or a list of text parts")
+        raise DataError(f"the content of message {number} is {content!r:.80}", fix="give text, or a list of text parts")
     texts = []
     for part in content:
         kind = part.get("type", "text") if isinstance(part, Mapping) else "text"

@@ -61,7 +61,7 @@ def row_messages(messages: Sequence[Any], reasoning_names: Sequence[str]) -> lis
 def text_of(message: ChatMessage) -> str:
     """The text of a message, its parts joined by line breaks."""
     content = message.get("content")
-    if not isinstance(content, list):
+    if not isinstance(content, list | tuple):
         return str(content or "")
     return "\n".join(
         part if isinstance(part, str) else str(part.get("text") or part.get("refusal") or "")

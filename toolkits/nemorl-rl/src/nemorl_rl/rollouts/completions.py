@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nemorl.types import Samples
+from nemorl.types import Prompt, Samples
 
 SHOWN_CHARACTERS = 300
 """Of a prompt, and of a response: the beginning and the end."""
@@ -28,13 +28,22 @@ class Completions:
             self._show(
                 completion_text(
                     step,
-                    sample.prompt.text,
+                    shown_prompt(sample.prompt),
                     sample.response,
                     reward=sample.reward,
                     tokens=sample.response_tokens,
                     truncated=sample.truncated,
                 )
             )
+
+
+def shown_prompt(prompt: Prompt) -> str:
+    """The text of a prompt, after its images and sounds in brackets."""
+    if not prompt.media:
+        return prompt.text
+    from nemorl_media.labels import label_of
+
+    return " ".join([*map(label_of, prompt.media), prompt.text])
 
 
 def completion_text(

@@ -79,7 +79,7 @@ def _prompt_turns(turns: Sequence[Any]) -> tuple[Message, ...]:
     """Chat turns up to where the assistant is to speak: a final assistant turn is the answer, not the prompt."""
     for turn in turns:
         if not isinstance(turn, Mapping) or "role" not in turn or not {"content", "tool_calls"} & set(turn):
-            raise DataError(f"{turn!r} is not a chat message", fix='write {"role": "user", "content": "…"}')
+            raise DataError(f"{turn!r:.80} is not a chat message", fix='write {"role": "user", "content": "…"}')
     kept = turns[:-1] if turns[-1]["role"] == "assistant" else turns
     if not kept:
         raise DataError("a conversation holds only the assistant's answer", fix="begin it with a user message")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nemorl_cli.report.records.picking import is_right
+from nemorl_cli.report.records.picking import is_right, prompt_key
 from nemorl_cli.report.records.reading import FOLDER, read_records, record_files
 
 Record = Mapping[str, Any]
@@ -48,9 +48,9 @@ def pairs_of(first: Path, second: Path) -> Pairs | None:
     return None
 
 
-def _by_prompt(run: Path, split: str, step: int) -> dict[tuple[str, str], Record]:
+def _by_prompt(run: Path, split: str, step: int) -> dict[tuple[str, ...], Record]:
     """The first response to each prompt."""
-    found: dict[tuple[str, str], Record] = {}
+    found: dict[tuple[str, ...], Record] = {}
     for record in read_records(run, split=split, step=step):
-        found.setdefault((str(record["prompt"]), str(record["answer"])), record)
+        found.setdefault(prompt_key(record), record)
     return found

@@ -9,9 +9,10 @@ from pathlib import Path
 from nemorl.base.files.atomic import remove, replacing, storing
 from nemorl.types import Sample
 
-from nemorl_cli.report.records.reading import FOLDER
+from nemorl_cli.report.records.media_files import MediaFiles
+from nemorl_cli.report.records.reading import FOLDER, record_files
 from nemorl_cli.report.records.schema import WRITING
-from nemorl_cli.report.records.table import Group, Rollout, table_of
+from nemorl_cli.report.records.table import Group, Rollout, media_of, table_of
 from nemorl_cli.report.records.tokens import Vocabulary
 from nemorl_cli.report.records.turns import Decode
 
@@ -40,9 +41,13 @@ class EvaluationRecords:
         self._source: tuple[str, int] = ("", 0)
         self._groups: list[Group] = []
         self._count = self._part = 0
+        self._media = MediaFiles(self._folder / FOLDER)
+        for file in record_files(self._folder / FOLDER, split=SPLIT):
+            self._media.leave(file.path)
         with storing(self._path):
             remove(self._path)
             self._path.mkdir(parents=True)
+        self._media.settle()
 
     def add(self, dataset: str, seed: int, group: Sequence[Sample]) -> None:
         """A scored group of a dataset."""
@@ -66,5 +71,7 @@ class EvaluationRecords:
         part = f".{self._part}" if self._part > 1 else ""
         table = table_of(rollout, self._decode)
         self._vocabulary.add(table)
-        with replacing(self._path / f"step_000000{part}.parquet") as file:
+        path = self._path / f"step_000000{part}.parquet"
+        self._media.store(path, media_of(rollout))
+        with replacing(path) as file:
             pq.write_table(table, file, **WRITING)

@@ -102,6 +102,23 @@ def with_turns(
     return [{**record, **heavy.get(record["sample_id"], {"turns": None, "sequences": None})} for record in records]
 
 
+def prompt_key(record: Record) -> tuple[str, ...]:
+    """Equal for responses to the same question: its text, its answer, and the images and sounds that it shows.
+
+    Example:
+        >>> prompt_key({"prompt": "what?", "answer": "2", "media": [{"digest": "1f3a"}], "prompt_media": 1})
+        ('what?', '2', '1f3a')
+    """
+    shown = prompt_items(record)
+    return (str(record.get("prompt")), str(record.get("answer")), *(item["digest"] for item in shown))
+
+
+def prompt_items(record: Record) -> Sequence[Mapping[str, Any]]:
+    """Images and sounds that the prompt shows, of ``media``."""
+    items: Sequence[Mapping[str, Any]] = record.get("media") or ()
+    return items[: record.get("prompt_media") or 0]
+
+
 def is_right(record: Record) -> bool:
     """The environment says so; where it says nothing, a reward above a half does."""
     correct = record.get("correct")

@@ -18,6 +18,11 @@ NUMBERS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))
 """Named numbers. Not a map: the readers in use show those in three different ways."""
 FLOATS = pa.list_(pa.float32())
 
+ITEM = pa.struct([("digest", pa.string()), ("kind", pa.string()), ("tokens", pa.int32())])
+"""An image or a sound of an episode."""
+SHOWN = pa.struct([("item", pa.int32()), ("at", pa.int32()), ("tokens", pa.int32())])
+"""Where a turn shows one."""
+
 TURN = pa.struct(
     [
         ("author", pa.string()),
@@ -28,6 +33,7 @@ TURN = pa.struct(
         ("reward", pa.float64()),
         ("began_s", pa.float64()),
         ("ended_s", pa.float64()),
+        ("media", pa.list_(SHOWN)),
     ]
 )
 RUNS = pa.list_(pa.struct([("start", pa.int32()), ("version", pa.int32())]))
@@ -80,6 +86,8 @@ SCHEMA = pa.schema(
         ("total_tokens", pa.int32()),
         ("num_turns", pa.int32()),
         ("weight_versions", pa.list_(pa.int32())),
+        ("media", pa.list_(ITEM)),
+        ("prompt_media", pa.int32()),
         ("turns", pa.list_(TURN)),
         ("sequences", pa.list_(SEQUENCE)),
     ],

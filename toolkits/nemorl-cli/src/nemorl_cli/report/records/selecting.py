@@ -10,6 +10,7 @@ from typing import Protocol
 from nemorl.base.files.atomic import storing
 from nemorl.errors import StorageError
 
+from nemorl_cli.report.records.media_files import MediaFiles
 from nemorl_cli.report.records.reading import RecordFile, record_files
 
 MAX_FILES = 4096
@@ -50,6 +51,8 @@ class Selection:
         """
         self._every, self._groups, self._around = amounts.every, amounts.groups, amounts.around
         self._folder, self._validation_every, self._max_bytes = folder, validation_every, amounts.max_gib * GIB
+        self.media = MediaFiles(folder)
+        """Images and sounds that the records name."""
         self._files: dict[Path, int] = {}
         with suppress(StorageError):  # what is written there fails too, and is warned of
             self._files = {file.path: file.path.stat().st_size for file in record_files(folder)}
@@ -57,7 +60,7 @@ class Selection:
     @property
     def is_full(self) -> bool:
         """Nothing more fits, and nothing is left that could be dropped."""
-        return sum(self._files.values()) > self._max_bytes or self._max_bytes <= 0
+        return sum(self._files.values()) + self.media.nbytes > self._max_bytes or self._max_bytes <= 0
 
     def is_whole(self, step: int) -> bool:
         """All groups of a training step are kept: a validation is close.
@@ -87,6 +90,7 @@ class Selection:
             for file in before:
                 if file.step % self._every:
                     self.removed(file.path)
+            self.media.settle()
 
     def removed_after(self, step: int) -> None:
         """Remove the files of later steps, as far as the disk lets us: what stays is written anew."""
@@ -95,6 +99,7 @@ class Selection:
                 if file.step > step:
                     with suppress(StorageError):
                         self.removed(file.path)
+            self.media.settle()
 
     def removed(self, path: Path) -> None:
         """Remove a file.
@@ -102,6 +107,7 @@ class Selection:
         Raises:
             StorageError: the disk refuses.
         """
+        self.media.leave(path)
         with storing(path):
             path.unlink(missing_ok=True)
         self._files.pop(path, None)

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from nemorl.base.process.timing import TimedTurns
+from nemorl.media import Media, media_by_name
 from nemorl.types import Sample, Score
 from nemorl_rl.agents.placed import PlacedSample
 from nemorl_rl.agents.seats import SeatScores
 from nemorl_rl.rollouts.outcomes import outcome_of
 
 from nemorl_cli.report.records.columns import doubles, field_lists, named_numbers, strings, token_lists
+from nemorl_cli.report.records.items import Shown
 from nemorl_cli.report.records.schema import RUNS, SCHEMA, SEQUENCE
 from nemorl_cli.report.records.tokens import FIELDS, Tokens, Trained
 from nemorl_cli.report.records.turns import Decode, turns_column
@@ -57,9 +59,14 @@ class Rollout:
 
 
 def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
-    """One row per episode."""
+    """One row per episode.
+
+    Raises:
+        ValueError: Tokens of images and sounds are not those of the episodes' items.
+    """
     samples = [sample for group in rollout.groups for sample in group.samples]
     tokens = Tokens.of([sample.sequences for sample in samples], rollout.trained)
+    shown = Shown.of(tokens, [(*sample.prompt.media, *sample.media) for sample in samples])
     prompts = [decode(group.samples[0].prompt.token_ids) for group in rollout.groups]
     prompt_texts = [text for group, text in zip(rollout.groups, prompts, strict=True) for _ in group.samples]
     columns = {
@@ -68,9 +75,11 @@ def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
         **_of_samples(samples),
         **_of_tokens(rollout, samples, tokens),
         **_of_times(samples, rollout.began_s),
-        "turns": turns_column(samples, tokens, decode, prompt_texts, rollout.began_s),
+        "turns": turns_column(samples, tokens, shown, decode, prompt_texts, rollout.began_s),
+        "media": shown.column,
         "sequences": _sequences(
             tokens,
+            shown,
             [part.version_runs for sample in samples for part in sample.sequences],
             [seat for sample in samples for seat in _seats(sample)],
         ),
@@ -120,6 +129,7 @@ def _of_samples(samples: Sequence[Sample]) -> dict[str, Any]:
         "outcome": [outcome_of(sample) for sample in samples],
         "cause": strings([score.cause or None for score in scores]),
         "finish_reason": [sample.finish_reason for sample in samples],
+        "prompt_media": [len(media_by_name(sample.prompt.media)) for sample in samples],
         "prompt_tokens": [len(sample.prompt.token_ids) for sample in samples],
         "num_turns": [sample.turns for sample in samples],
         "weight_versions": [sample.weight_versions for sample in samples],
@@ -166,11 +176,13 @@ def _seat_rewards(score: Score) -> dict[str, float]:
     return {seat: one.reward for seat, one in score.seats.items() if one.valid}
 
 
-def _sequences(tokens: Tokens, runs: Sequence[Sequence[tuple[int, int]]], seats: Sequence[str | None]) -> pa.Array:
+def _sequences(
+    tokens: Tokens, shown: Shown, runs: Sequence[Sequence[tuple[int, int]]], seats: Sequence[str | None]
+) -> pa.Array:
     known = [[{"start": start, "version": version} for start, version in each] or None for each in runs]
     fields = {name: tokens.fields.get(name) for name in FIELDS} | {"advantages": tokens.uneven_advantages}
     columns = {
-        "token_ids": token_lists(tokens.token_ids, tokens.starts, pa.int32()),
+        "token_ids": token_lists(shown.token_ids, tokens.starts, pa.int32()),
         "mask": token_lists(tokens.mask, tokens.starts, pa.bool_()),
         "generation_logprobs": token_lists(tokens.generation_logprobs, tokens.starts, pa.float32()),
         **{name: field_lists(field, tokens.lengths) for name, field in fields.items()},
@@ -188,6 +200,13 @@ def _as(values: Any, kind: pa.DataType) -> pa.Array:
 def _text(value: Any) -> str | None:
     """Datasets give answers that are no text."""
     return None if value is None else str(value)
+
+
+def media_of(rollout: Rollout) -> Iterator[Media]:
+    """The images and sounds that its records name."""
+    return (
+        item for group in rollout.groups for sample in group.samples for item in (*sample.prompt.media, *sample.media)
+    )
 
 
 def groups_of(samples: Sequence[Sample]) -> Iterator[list[Sample]]:

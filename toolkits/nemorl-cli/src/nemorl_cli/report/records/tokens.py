@@ -55,7 +55,7 @@ class Tokens:
     episodes: Array
     """[R + 1] the first sequence of each episode, and the end"""
     token_ids: Array
-    """[T] int32"""
+    """[T] int64; those of images and sounds as :mod:`nemorl.media` has them"""
     mask: Array
     """[T] bool, True where the policy chose the token"""
     generation_logprobs: Array
@@ -75,7 +75,7 @@ class Tokens:
         return cls(
             starts,
             _starts(map(len, episodes)),
-            np.fromiter(chain.from_iterable(part.token_ids for part in parts), np.int32, starts[-1]),
+            np.fromiter(chain.from_iterable(part.token_ids for part in parts), np.int64, starts[-1]),
             np.fromiter(chain.from_iterable(part.response_mask for part in parts), np.bool_, starts[-1]),
             np.fromiter(chain.from_iterable(part.generation_logprobs for part in parts), np.float32, starts[-1]),
             {name: field for name in FIELDS if (field := _field(name, trained, len(parts))) is not None},
@@ -226,7 +226,7 @@ class Vocabulary:
         tokens = (
             table["sequences"].combine_chunks().flatten().field("token_ids").flatten().to_numpy(zero_copy_only=False)
         )
-        new = sorted(set(np.unique(tokens).tolist()) - self._known)
+        new = sorted({token for token in np.unique(tokens).tolist() if token >= 0} - self._known)
         if not new:
             return
         with JsonlWriter(self._path) as file:

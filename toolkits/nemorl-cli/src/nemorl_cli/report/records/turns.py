@@ -14,6 +14,7 @@ from nemorl.base.process.timing import Span, TimedTurns
 from nemorl.types import Sample
 
 from nemorl_cli.report.records.columns import doubles, strings
+from nemorl_cli.report.records.items import Shown, shown_column, shown_in
 from nemorl_cli.report.records.schema import TURN
 from nemorl_cli.report.records.tokens import Array, Tokens
 
@@ -61,13 +62,19 @@ class Runs(NamedTuple):
 
 
 def turns_column(
-    samples: Sequence[Sample], tokens: Tokens, decode: Decode, prompts: Sequence[str], began_s: float | None
+    samples: Sequence[Sample],
+    tokens: Tokens,
+    shown: Shown,
+    decode: Decode,
+    prompts: Sequence[str],
+    began_s: float | None,
 ) -> pa.Array:
     """The column ``turns``.
 
     Args:
         samples: The episodes.
         tokens: Theirs.
+        shown: Their images and sounds.
         decode: Token ids to text.
         prompts: The text of the prompt of each one's first sequence.
         began_s: When the step began, by the clock of ``TimedTurns``. Unset: no times are known.
@@ -78,10 +85,10 @@ def turns_column(
     rewards = [_rewards(sample) for sample in samples]
     spans = [{} if began_s is None else _spans(sample, -began_s) for sample in samples]
     ids, ends = tokens.token_ids, tokens.lengths[runs.sequence]
-    texts, earned, began, ended = [], [], [], []
+    texts, earned, began, ended, media = [], [], [], [], []
     places = zip(runs.authors, episode.tolist(), number.tolist(), runs.start.tolist(), runs.stop.tolist(), strict=True)
-    for (author, which, part, start, stop), offset, length in zip(
-        places, tokens.starts[runs.sequence].tolist(), ends.tolist(), strict=True
+    for (author, which, part, start, stop), number_of_all, offset, length in zip(
+        places, runs.sequence.tolist(), tokens.starts[runs.sequence].tolist(), ends.tolist(), strict=True
     ):
         sample = samples[which]
         if part == 0 and author == "prompt" and sample.token_ids[:stop] == sample.prompt.token_ids:
@@ -94,6 +101,8 @@ def turns_column(
         span = NO_SPAN if author == "prompt" else spans[which].get((part, stop), NO_SPAN)
         began.append(span[0])
         ended.append(span[1])
+        seen = shown.runs.get(number_of_all)
+        media.append(shown_in(seen, ids[offset + start : offset + stop].tolist(), start, decode) if seen else ())
     columns = {
         "author": strings(runs.authors),
         "text": strings(texts),
@@ -103,6 +112,7 @@ def turns_column(
         "reward": doubles(earned),
         "began_s": doubles(began),
         "ended_s": doubles(ended),
+        "media": shown_column(media),
     }
     structs = pa.StructArray.from_arrays([columns[field.name] for field in TURN], fields=list(TURN))
     bounds = np.searchsorted(episode, np.arange(len(samples) + 1))

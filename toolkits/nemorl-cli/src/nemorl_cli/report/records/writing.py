@@ -24,7 +24,7 @@ from nemorl_cli.report.records.prompts import write_prompts
 from nemorl_cli.report.records.reading import FOLDER
 from nemorl_cli.report.records.schema import WRITING
 from nemorl_cli.report.records.selecting import Amounts, Selection
-from nemorl_cli.report.records.table import Group, Rollout, groups_of, table_of
+from nemorl_cli.report.records.table import Group, Rollout, groups_of, media_of, table_of
 from nemorl_cli.report.records.tokens import Vocabulary, of_minibatches, selected
 
 WAITING = 2
@@ -223,6 +223,7 @@ class Recorder:
         path.parent.mkdir(parents=True, exist_ok=True)
         table = table_of(rollout, self._decode)
         self._vocabulary.add(table)
+        self._selection.media.store(path, media_of(rollout))
         with replacing(path) as file:
             pq.write_table(table, file, **WRITING)
         self._selection.added(path)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemorl_cli.report.records.media_labels import file_size
 from nemorl_cli.report.records.reading import RecordFile, read_table
 from nemorl_cli.report.viewing.facts import facts_of
 from nemorl_cli.report.viewing.index import Place
@@ -34,17 +36,19 @@ def detail_at(place: Place, texts: Mapping[int, str]) -> Detail | None:
     table = read_table(file)
     if place.row >= len(table):
         return None
-    (found,) = details_of(table.slice(place.row, 1), texts)
+    (found,) = details_of(table.slice(place.row, 1), texts, place.path.parents[1])
     return {name: value for name, value in found.items() if name not in OF_GROUP}
 
 
-def details_of(table: pa.Table, texts: Mapping[int, str]) -> list[Detail]:
+def details_of(table: pa.Table, texts: Mapping[int, str], folder: Path) -> list[Detail]:
     """Records whole: their facts with full texts, ``turns`` as recorded, and ``sequences``, in which ``texts`` stands
-    beside ``token_ids`` where the texts of tokens are known.
+    beside ``token_ids`` where the texts of tokens are known. Items of ``media`` have a ``size`` for people, and turns
+    that show some have ``pieces``: their text, and between its parts the items' places in ``media``.
 
     Args:
         table: All columns of records.
         texts: Token id -> text.
+        folder: Of the records.
     """
     import pyarrow as pa
 
@@ -56,11 +60,24 @@ def details_of(table: pa.Table, texts: Mapping[int, str]) -> list[Detail]:
         {
             **fact,
             "time": row["time"],
-            "turns": row["turns"] or [],
+            "media": [{**item, "size": file_size(folder, item["digest"])} for item in fact["media"] or ()],
+            "turns": [_turn(turn) for turn in row["turns"] or ()],
             "sequences": [_sequence(part, texts) for part in row["sequences"] or ()],
         }
         for fact, row in zip(facts_of(table), heavy, strict=True)
     ]
+
+
+def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+    shown, text = turn.get("media") or (), turn["text"] or ""
+    if not shown:
+        return {name: value for name, value in turn.items() if name != "media"}
+    pieces: list[str | int] = []
+    end = 0
+    for one in shown:
+        pieces += [text[end : one["at"]], one["item"]]
+        end = one["at"]
+    return {**turn, "pieces": [*pieces, text[end:]]}
 
 
 def _sequence(part: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nemorl_cli.report.records.picking import is_right
+from nemorl_cli.report.records.picking import is_right, prompt_items
 from nemorl_cli.report.records.reading import NAMED
 from nemorl_cli.report.records.tokens import Array
 
@@ -38,7 +38,7 @@ COLUMNS = (
         "given",
     ),
     *("reward", "components", "metrics", "correct", "valid", "advantage", "kl", "filtered", "finish_reason"),
-    *("outcome", "cause"),
+    *("outcome", "cause", "media", "prompt_media"),
     *("prompt_tokens", "tokens", "total_tokens", "num_turns", "weight_versions", "sequences"),
     *TURN_TIMES,
 )
@@ -47,6 +47,8 @@ DIGITS = 4
 """After the point, of seconds."""
 BEGINNING = 240
 """Characters of prompt and response in lists."""
+MOST_ITEMS = 4
+"""Images and sounds of a prompt in lists."""
 Fact = dict[str, Any]
 
 
@@ -86,9 +88,9 @@ def facts_of(table: pa.Table) -> list[Fact]:
 
 
 def shortened(fact: Mapping[str, Any]) -> Fact:
-    """For a list: prompt and response by their beginnings."""
+    """For a list: prompt and response by their beginnings, and of images and sounds the prompt's first ones."""
     cut = {name: (fact[name] or "")[:BEGINNING] for name in ("prompt", "response")}
-    return {**fact, **cut}
+    return {**fact, **cut, "media": [*prompt_items(fact)[:MOST_ITEMS]]}
 
 
 def summary_of(facts: Sequence[Mapping[str, Any]]) -> Fact:

@@ -19,7 +19,7 @@ from typing import Any
 from nemorl_cli.report.records.reading import FOLDER, RecordFile, read_table, record_files
 from nemorl_cli.report.viewing.facts import COLUMNS, Fact, facts_of, shortened, summary_of
 
-VERSION = 3
+VERSION = 4
 """Of the tables below; an index of another version is made anew."""
 NUMBERS = (
     *("reward", "advantage", "kl", "mismatch", "gradient", "tokens", "prompt_tokens", "total_tokens", "num_turns"),

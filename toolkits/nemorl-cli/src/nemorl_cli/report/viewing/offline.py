@@ -66,7 +66,7 @@ def _in_turn(files: Sequence[RecordFile]) -> Iterator[RecordFile]:
 
 def _details(file: RecordFile, texts: dict[int, str]) -> list[Detail]:
     try:
-        return details_of(read_table(file), texts)
+        return details_of(read_table(file), texts, file.path.parents[1])
     except (ValueError, OSError):  # pyarrow's errors are both; `nemorl view samples` names them
         return []
 

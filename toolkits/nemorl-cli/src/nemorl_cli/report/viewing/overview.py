@@ -22,7 +22,10 @@ from nemorl_cli.report.viewing.settings import settings_of
 
 JSON: dict[str, Any] = {"allow_nan": False, "separators": (",", ":")}
 """How a page's data is written."""
-PAIRED = ("split", "step", "prompt", "answer", "response", "reward", "finish_reason", "tokens")
+PAIRED = (
+    *("split", "step", "prompt", "answer", "response", "reward", "finish_reason", "tokens"),
+    *("media", "prompt_media"),
+)
 """Columns of records that are shown early and late."""
 MOST_PAIRED = 4000
 Data = dict[str, Any]

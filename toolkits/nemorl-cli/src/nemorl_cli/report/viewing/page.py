@@ -22,6 +22,7 @@ MODULES = (
     "dom",
     "colours",
     "source",
+    "media",
     "charts",
     "about",
     "curves",
@@ -39,7 +40,7 @@ DATA = "data"
 """Id of the element that holds a single file's data."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "media-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Content-Security-Policy of the served page."""
 
@@ -72,7 +73,9 @@ def single_file(title: str, data: dict[str, Any]) -> str:
     """
     code = script()
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; script-src 'sha256-{digest}'"
+    )
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style()}</style>'
     body = f'<script type="application/json" id="{DATA}">{inert(data)}</script>\n<script>{code}</script>'
     return _page(title, head, body)

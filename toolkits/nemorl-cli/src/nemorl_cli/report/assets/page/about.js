@@ -2,6 +2,7 @@
 import { hue, placesOf, swatch } from "./colours.js";
 import { el, replace, short } from "./dom.js";
 import { Chart, blocks, charts } from "./charts.js";
+import { strip } from "./media.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -57,11 +58,11 @@ function efficiencyOf({ line, curves }) {
   return [el("p", { class: line ? "line" : "empty" }, line || "No speeds were recorded."), charts(curves.moving), constantsOf(curves)];
 }
 
-function samplesOf({ summary, pairs }) {
+function samplesOf({ summary, pairs }, run) {
   if (!pairs.length) return el("p", { class: "empty" }, "No samples were recorded.");
   return [
     el("p", { class: "empty" }, `${summary}; the first ${pairs.length} are shown, in the order they were recorded.`),
-    pairs.map((pair) => el("article", { class: "pair" }, el("div", { class: "prompt" }, pair.prompt),
+    pairs.map((pair) => el("article", { class: "pair" }, el("div", { class: "prompt" }, strip(run, pair.media), pair.prompt),
       pair.answer !== null && pair.answer !== undefined && el("div", { class: "answer" }, "expected ", el("code", {}, pair.answer)),
       el("div", { class: "sides" }, pair.sides.map((side) => el("div", { class: `sample r${side.level}` },
         el("div", { class: "about" }, el("b", {}, `step ${side.step}`), el("span", { class: "reward" }, `reward ${side.reward}`), el("span", {}, side.about)),
@@ -94,7 +95,7 @@ export async function showOverview(place, state) {
   replace(place, head, section("Where the time goes", timeOf(overview.time)),
     section("Efficiency", efficiencyOf(overview.efficiency)), more, section("All metrics", metricsOf(overview.metrics)));
   const { samples, sections } = await state.extra(state.run);
-  replace(more, section("Samples, before and after", samplesOf(samples)),
+  replace(more, section("Samples, before and after", samplesOf(samples, state.run)),
     sections.map(({ title, blocks: given }) => section(title, blocks(given))));
   return async () => {
     top(await state.overview(state.run));

@@ -1,5 +1,6 @@
 // Steps, their groups, and the responses of each; filters, orders and a search over all steps.
 import { brief, choice, el, later, mean, percent, put, replace, short } from "./dom.js";
+import { strip } from "./media.js";
 import { showTranscript } from "./transcript.js";
 import { source } from "./source.js";
 
@@ -147,7 +148,7 @@ class Samples {
 
   group(members) {
     const [first] = members[0], wholeGroup = members.length === first.group_size;
-    return el("section", { class: "group" }, el("div", { class: "group-head" }, el("span", { class: "prompt-line", dir: "auto" }, brief(first.prompt) || "(no prompt)"),
+    return el("section", { class: "group" }, el("div", { class: "group-head" }, strip(this.state.run, first.media?.slice(0, first.prompt_media ?? 0)), el("span", { class: "prompt-line", dir: "auto" }, brief(first.prompt) || "(no prompt)"),
       el("span", { class: "dim" }, `${first.group_right} of ${first.group_size} right · mean ${short(mean(members.map(([row]) => row.reward)))}${wholeGroup ? "" : ` · ${members.length} shown`}`)),
       members.map(([row, index]) => this.item(row, index, false)));
   }
@@ -178,7 +179,7 @@ class Samples {
     try {
       const whole = await source.response(this.state.run, row);
       if (asking !== this.asking) return;
-      showTranscript(this.detail, { ...row, ...whole }, this.wanted.search.replaceAll('"', " ").split(/\s+/).filter(Boolean));
+      showTranscript(this.detail, this.state.run, { ...row, ...whole }, this.wanted.search.replaceAll('"', " ").split(/\s+/).filter(Boolean));
       if (scroll && matchMedia("(max-width: 760px)").matches) this.detail.scrollIntoView({ behavior: "smooth" });
     } catch (error) {
       replace(this.detail, el("p", { class: "problem" }, error.message));

@@ -4,6 +4,7 @@
 //   steps(run)             {steps, of_steps, parts}: summaries of the recorded steps
 //   responses(run, wanted) {total, rows}; wanted: {split, step, only, search, sort, descending, limit, offset}
 //   response(run, row)     one record whole
+//   media(run, item)       {small, full}: addresses of a thumbnail, or of a sound to play, and of the file; or null
 //   differences(run, other) settings of two runs
 //   listen(from, told)     calls told({kind, run, …}) when something is added
 
@@ -25,6 +26,10 @@ function served() {
     steps: (run) => asked(`runs/${run}/steps`),
     responses: (run, wanted) => asked(`runs/${run}/responses`, { ...wanted, only: wanted.only.join(",") }),
     response: (run, row) => asked(`runs/${run}/response`, { split: row.split, step: row.step, id: row.sample_id }),
+    media(run, item) {
+      const full = `api/runs/${run}/media/${encodeURIComponent(item.digest)}`;
+      return { small: item.kind === "image" ? `${full}?small=1` : full, full };
+    },
     differences: (run, other) => asked(`runs/${run}/differences`, { other }),
     listen(from, told) {
       const stream = new EventSource(`api/stream?from=${encodeURIComponent(from)}`);
@@ -85,6 +90,7 @@ function inside(data) {
     },
     response: (run, row) => found(data.runs[run].records.find((one) => one.sample_id === row.sample_id
       && one.split === row.split && one.step === row.step)),
+    media: (run, item) => data.runs[run].media?.[item.digest] ?? { small: null, full: null },
     differences: () => Promise.reject(new Error("two runs are compared by `nemorl view` and `nemorl compare`")),
     listen() {},
   };
