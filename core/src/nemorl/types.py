@@ -85,6 +85,9 @@ class SamplingParams:
     """Report log-probs of what top-k and top-p left, not of all tokens (capability ``filtered_logprobs``)."""
     prompt_logprobs: bool = False
     """Report log-probs of the prompt's tokens too (capability ``prompt_logprobs``)."""
+    json_schema: str | None = None
+    """Sample JSON that satisfies this schema alone, itself JSON (capability ``constrained``). Log-probs are then of
+    ``softmax(logits / temperature)`` over what it allows at each token, which training does not recompute."""
     ignore_eos: bool = False
     """The model's own end-of-sequence tokens end nothing: without other stops a response has ``max_new_tokens``."""
 

@@ -46,6 +46,9 @@ class CallOptions:
     taken at one temperature. So are the two below."""
     top_p: float | None = None
     top_k: int | None = None
+    json_schema: str | None = None
+    """Schema, as JSON, that the answer satisfies; no tool can be called by it. Where the engine can constrain sampling
+    (capability ``constrained``). Its tokens were not chosen freely: in training they are context, like the prompt."""
 
 
 AS_THE_RUN = CallOptions()
@@ -139,6 +142,7 @@ class EpisodePolicy(Protocol):
             options: What differs from the run's sampling.
 
         Raises:
+            ConstraintError: The engine cannot constrain sampling so (``nemorl_rl.serving.constraints``).
             ContextOverflowError: There is no room for an answer.
             CallLimitError: The episode has had its answers.
             EpisodeClosedError: The episode has ended.

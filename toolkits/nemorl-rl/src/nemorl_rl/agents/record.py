@@ -39,6 +39,8 @@ class Call:
     """When what it continues was made, by the same clock. Unset: all the time since the answer before it."""
     span: Span = field(default=Span(0.0, 0.0))
     """When the answer was made, by the same clock."""
+    is_constrained: bool = False
+    """It was sampled within a schema, so that its log-probs are not the policy's own: context, which is not trained."""
     reward: float | None = None
     """The sum of the rewards that it was given while the episode ran."""
 
@@ -63,8 +65,10 @@ class _Sequence:
             self.spans.append((len(call.prompt_ids), observed))
         self.spans.append((len(call.prompt_ids) + len(answer.token_ids), call.span))
         self.token_ids += [*context, *answer.token_ids]
-        self.mask += [False] * len(context) + [True] * len(answer.token_ids)
-        self.logprobs += [*([0.0] * len(context)), *answer.logprobs]
+        is_trained = not call.is_constrained
+        self.mask += [False] * len(context) + [is_trained] * len(answer.token_ids)
+        self.logprobs += [0.0] * len(context)
+        self.logprobs += answer.logprobs if is_trained else [0.0] * len(answer.token_ids)
         if reward is not None:
             self.turn_rewards.append((len(self.token_ids) - 1, reward))
 
@@ -192,6 +196,7 @@ def _with_metrics(score: Score, calls: list[Call], parts: Sequence[Branch | Samp
         "forked_tokens": float(_forked_tokens(parts)),
         "realigned_tokens": float(sum(call.realigned_tokens for call in calls)),
         "malformed_tool_calls": float(sum(call.malformed_tool_calls for call in calls)),
+        "constrained_tokens": float(sum(len(call.completion.token_ids) for call in calls if call.is_constrained)),
         "broken_tool_choices": float(sum(call.broke_tool_choice for call in calls)),
     }
     return replace(score, metrics={**of_calls, **score.metrics})

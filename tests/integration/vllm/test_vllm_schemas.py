@@ -1,0 +1,97 @@
+"""Sampling within a schema: what comes out satisfies it, and log-probs are of what it allowed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.serving.constraints import ConstraintError
+from nemorl_testing.models import load_reference, response_logprobs, tiny_model
+from tokenizers import Tokenizer as RawTokenizer
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from vllm_engines import build_generator
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+)
+PROMPT = (9, 18, 10)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a token for every byte, so that it can write JSON."""
+    found = tmp_path_factory.mktemp("bytes")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    raw = RawTokenizer(models.BPE({letter: number for number, letter in enumerate([*letters, "<eos>"])}, []))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>").save_pretrained(found)
+    config = AutoConfig.from_pretrained(tiny_model())
+    config.vocab_size, config.eos_token_id, config.bos_token_id, config.pad_token_id = 257, 256, None, None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        AutoModelForCausalLM.from_config(config).save_pretrained(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def generator(folder: Path) -> Iterator[Any]:
+    found = build_generator(folder)
+    yield found
+    found.shutdown()
+
+
+def test_a_response_satisfies_its_schema_and_others_of_the_batch_are_free(generator: Any, folder: Path) -> None:
+    within = SamplingParams(max_new_tokens=64, json_schema=SCHEMA)
+    free = SamplingParams(max_new_tokens=8)
+    bound, others = generator.generate([GenerationRequest(PROMPT, one, tuple(range(6))) for one in (within, free)])
+    tokenizer = Tokenizer.load(str(folder))
+    for completion in bound:
+        assert completion.finish_reason == "stop"
+        found = json.loads(tokenizer.decode(completion.token_ids))
+        assert set(found) == {"a", "b"}
+        assert found["a"] in (1, 2)
+        assert isinstance(found["b"], bool)
+    model = load_reference(folder)
+    for completion in others:
+        wanted = response_logprobs(model, PROMPT, completion.token_ids, 1.0)
+        assert completion.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+def test_logprobs_are_of_what_the_schema_allowed(generator: Any, folder: Path) -> None:
+    [group] = generator.generate(
+        [GenerationRequest(PROMPT, SamplingParams(max_new_tokens=64, json_schema=SCHEMA), (1, 2))]
+    )
+    model = load_reference(folder)
+    for completion in group:
+        whole = response_logprobs(model, PROMPT, completion.token_ids, 1.0)
+        # A token that is the only one allowed has log-prob 0, whatever the model thinks of it.
+        assert all(own >= free - 1e-4 for own, free in zip(completion.logprobs, whole, strict=True))
+        assert sum(abs(own) < 1e-6 for own in completion.logprobs) >= 5
+        assert math.fsum(completion.logprobs) > math.fsum(whole) + 5
+        torch.testing.assert_close(torch.tensor(completion.logprobs).clamp(max=0), torch.tensor(completion.logprobs))
+
+
+@pytest.mark.parametrize(
+    "schema", ['{"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=x)"}}}', "{"]
+)
+def test_a_schema_without_a_grammar_is_refused_alone(generator: Any, schema: str) -> None:
+    with pytest.raises(ConstraintError, match="vLLM cannot sample within this schema"):
+        generator.generate([GenerationRequest(PROMPT, SamplingParams(max_new_tokens=8, json_schema=schema), (1,))])
+    [[fine]] = generator.generate([GenerationRequest(PROMPT, SamplingParams(max_new_tokens=8), (1,))])
+    assert fine.token_ids
