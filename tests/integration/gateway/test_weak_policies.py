@@ -74,7 +74,7 @@ def tokenizer_of_bytes() -> Tokenizer:
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens([AddedToken(mark, special=mark.startswith("<|")) for mark in MARKS])
-    inner = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>")
+    inner: Any = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<|im_end|>")  # type: ignore[no-untyped-call]
     inner.chat_template = template("qwen3")
     return Tokenizer(inner)
 
@@ -122,7 +122,7 @@ class Mutants:
 
 TOOL = {"name": "add", "input_schema": ADD["function"]["parameters"]}
 FLAT = {"type": "function", **ADD["function"]}
-USER = {"role": "user", "content": "1+2?"}
+USER: Any = {"role": "user", "content": "1+2?"}
 
 
 def chat(access: Any, stream: bool) -> list[Any]:
@@ -132,7 +132,7 @@ def chat(access: Any, stream: bool) -> list[Any]:
         with client.chat.completions.stream(messages=[USER], **asked) as events:
             for _ in events:
                 pass
-            message = events.get_final_completion().choices[0].message
+            message: Any = events.get_final_completion().choices[0].message
     else:
         message = client.chat.completions.create(messages=[USER], **asked).choices[0].message
     history: list[Any] = [USER, message.model_dump(exclude_none=True, exclude={"parsed"})]
@@ -178,8 +178,11 @@ def messages(access: Any, stream: bool) -> None:
         if block.type == "tool_use"
     ]
     assert all(isinstance(block.input, dict) for block in answer.content if block.type == "tool_use")
-    said = {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in answer.content] or "."}
-    onward = {"role": "user", "content": results or "And?"}
+    said: Any = {
+        "role": "assistant",
+        "content": [block.model_dump(exclude_none=True) for block in answer.content] or ".",
+    }
+    onward: Any = {"role": "user", "content": results or "And?"}
     client.messages.create(messages=[USER, said, onward], **asked)
 
 
@@ -191,7 +194,7 @@ def completions(access: Any, stream: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def begin() -> Iterator[Callable[[int], LivePolicy]]:
+def begin() -> Iterator[Callable[..., LivePolicy]]:
     tokenizer = tokenizer_of_bytes()
     codec = codec_of(tokenizer)
     policies: list[GenerationPolicy] = []

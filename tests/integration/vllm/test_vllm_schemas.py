@@ -8,16 +8,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import torch
+from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_agents.gateway.gateway import Gateway
+from nemorl_rl.agents.contract import EpisodeLimits
+from nemorl_rl.agents.policy import LivePolicy, Sampler
+from nemorl_rl.agents.record import sequences
+from nemorl_rl.chat.codec import codec_of
+from nemorl_rl.chat.conversation import Conversation
 from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.placement.engines import standalone_generation
 from nemorl_rl.serving.constraints import ConstraintError
 from nemorl_testing.models import load_reference, response_logprobs, tiny_model
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-from vllm_engines import build_generator
+from vllm_engines import KV_CACHE_GIB, build_generator
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -40,12 +49,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     raw = RawTokenizer(models.BPE({letter: number for number, letter in enumerate([*letters, "<eos>"])}, []))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>").save_pretrained(found)
+    wrapped: Any = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>")  # type: ignore[no-untyped-call]
+    wrapped.chat_template = "{% for message in messages %}{{ message['content'] }}|{% endfor %}<think>"
+    wrapped.save_pretrained(found)
     config = AutoConfig.from_pretrained(tiny_model())
     config.vocab_size, config.eos_token_id, config.bos_token_id, config.pad_token_id = 257, 256, None, None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
-        AutoModelForCausalLM.from_config(config).save_pretrained(found)
+        AutoModelForCausalLM.from_config(config).save_pretrained(found)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -97,3 +108,34 @@ def test_a_schema_without_a_grammar_is_refused_alone(generator: Any, schema: str
         generator.generate([GenerationRequest(PROMPT, SamplingParams(max_new_tokens=8, json_schema=schema), (1,))])
     [[fine]] = generator.generate([GenerationRequest(PROMPT, SamplingParams(max_new_tokens=8), (1,))])
     assert fine.token_ids
+
+
+def test_a_client_of_openai_gets_json_that_trains_nothing(folder: Path) -> None:
+    options = {"backend": {"name": "vllm", "kv_cache_gib": KV_CACHE_GIB}, "max_new_tokens": 200}
+    generation = GenerationConfig.model_validate(options)
+    engine = standalone_generation(generation, PolicyConfig(model_name=str(folder), max_sequence_tokens=250))
+    codec = codec_of(Tokenizer.load(str(folder)))
+    limits = EpisodeLimits(max_sequence_tokens=250, max_new_tokens=200, max_calls=99, timeout_s=60.0)
+    sampler = Sampler(engine, generation.sampling(), honours_clients=False)
+    policy = LivePolicy(sampler, Conversation(codec, 5), episode_id="episode", limits=limits, seed=5)
+    form: Any = {"type": "json_schema", "json_schema": {"name": "pair", "schema": json.loads(SCHEMA)}}
+    found = []
+    try:
+        with Gateway() as gateway:
+            access = gateway.open(policy)
+            client = openai.OpenAI(base_url=access.openai_base_url, api_key=access.api_key)
+            ask: Any = {"model": "policy", "messages": [{"role": "user", "content": "?"}]}
+            for _ in range(12):
+                answer = client.chat.completions.create(**ask, response_format=form)
+                told = answer.choices[0]
+                found += [json.loads(told.message.content or "")] if told.finish_reason == "stop" else []
+            worse = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?<=x)"}}}
+            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": worse}}
+            with pytest.raises(openai.BadRequestError, match=r"response_format: vLLM cannot sample within this schema"):
+                client.chat.completions.create(**ask, response_format=form)
+            assert gateway.close(access).failure is None
+    finally:
+        engine.shutdown()
+    assert found
+    assert all(set(one) == {"a", "b"} for one in found)
+    assert all(not any(part.response_mask) for part in sequences(policy.calls))

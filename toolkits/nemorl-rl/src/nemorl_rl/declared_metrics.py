@@ -227,7 +227,7 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
     "train/environment/constrained_tokens": MetricInfo(
         "Constrained tokens",
         "tokens",
-        "agents: tokens per episode that were sampled within a response format, and are context: nothing trains on them",
+        "agents: tokens per episode that were sampled within a response format, and are context: they train nothing",
         "near all tokens: leave the format to the prompt, or nothing is learnt",
     ),
     "train/environment/broken_tool_choices": MetricInfo(

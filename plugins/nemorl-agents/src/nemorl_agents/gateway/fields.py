@@ -29,7 +29,7 @@ class Field:
         return _is_among(value, self.neutral) or (self.treatment == "refused" and _is_among(value, EMPTY))
 
 
-EMPTY = (False, 0, "", [], {})
+EMPTY: tuple[Any, ...] = (False, 0, "", [], {})
 WORDS = ("auto", "none")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
