@@ -86,8 +86,7 @@ class SamplingParams:
     prompt_logprobs: bool = False
     """Report log-probs of the prompt's tokens too (capability ``prompt_logprobs``)."""
     json_schema: str | None = None
-    """Sample JSON that satisfies this schema alone, itself JSON (capability ``constrained``). Log-probs are then of
-    ``softmax(logits / temperature)`` over what it allows at each token, which training does not recompute."""
+    """A JSON schema, as text, that responses satisfy; log-probs are of what it allows (capability ``constrained``)."""
     ignore_eos: bool = False
     """The model's own end-of-sequence tokens end nothing: without other stops a response has ``max_new_tokens``."""
 
