@@ -90,6 +90,8 @@ class SamplingParams:
     """Report log-probs of what top-k and top-p left, not of all tokens (capability ``filtered_logprobs``)."""
     prompt_logprobs: bool = False
     """Report log-probs of the prompt's tokens too (capability ``prompt_logprobs``)."""
+    json_schema: str | None = None
+    """A JSON schema, as text, that responses satisfy; log-probs are of what it allows (capability ``constrained``)."""
     ignore_eos: bool = False
     """The model's own end-of-sequence tokens end nothing: without other stops a response has ``max_new_tokens``."""
 

@@ -84,6 +84,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
             "adapter_snapshots",
             "adapters",
             "any_transport",
+            "constrained",
             "filtered_logprobs",
             "generation_metrics",
             "in_flight_updates",

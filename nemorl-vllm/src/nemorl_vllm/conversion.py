@@ -13,6 +13,7 @@ from nemorl.media import is_media
 from nemorl.types import Completion, FinishReason, GenerationRequest
 from nemorl_rl.data.tokenizer import Tokenizer, declared_limits
 from nemorl_rl.rollouts.seeding import mixed_seed
+from nemorl_rl.serving.constraints import ConstraintError
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.responses import TimedCompletion
 
@@ -62,6 +63,7 @@ class VLLMLimits:
             # Of the sampled token alone; beside it, in place of a second one, after top-k and top-p (``sampler``).
             logprobs=int(sampling.filtered_logprobs and sampling.temperature > 0),
             prompt_logprobs=0 if scores_prompt else None,
+            structured_outputs=None if sampling.json_schema is None else within(sampling.json_schema),
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -77,14 +79,39 @@ class VLLMLimits:
             problem = f"asks for temperature {sampling.temperature:g}; vLLM samples only at those between"
             problem += f" {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}"
             fix = "set a temperature in that range, 0 for greedy, or generation.backend: hf"
-        elif self._speculates and (sampling.min_p > 0 or sampling.filtered_logprobs):
-            name = "min_p" if sampling.min_p > 0 else "filtered_logprobs"
+        elif self._speculates and (sampling.min_p > 0 or sampling.filtered_logprobs or sampling.json_schema):
+            name = "min_p" if sampling.min_p > 0 else "json_schema" if sampling.json_schema else "filtered_logprobs"
             problem = f"asks for {name}, which vLLM does not have for tokens guessed ahead"
             fix = f"remove {name}, or generation.backend.speculative"
         if problem is not None:
             raise BackendError(f"generation request {index} {problem}", fix=fix)
+        if sampling.json_schema is not None:
+            require_schema(sampling.json_schema)
         if request.seeds:
             self.shown.prepare(request)  # last: what it keeps waits for the engine's thread
+
+
+def within(schema: str) -> Any:
+    """vLLM's constraint to JSON of a schema, as text."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    return StructuredOutputsParams(json=schema)
+
+
+def require_schema(schema: str) -> None:
+    """Refuse schemas of which vLLM cannot make a grammar.
+
+    Raises:
+        ConstraintError: It says why.
+    """
+    from vllm import SamplingParams as VLLMSamplingParams
+    from vllm.exceptions import VLLMValidationError
+    from vllm.v1.structured_output.backend_xgrammar import validate_xgrammar_grammar
+
+    try:
+        validate_xgrammar_grammar(VLLMSamplingParams(structured_outputs=within(schema)))
+    except (VLLMValidationError, ValueError, RecursionError) as error:
+        raise ConstraintError(f"vLLM cannot sample within this schema: {error}", fix="simplify the schema") from None
 
 
 def completions(

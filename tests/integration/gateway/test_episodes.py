@@ -133,3 +133,19 @@ def test_the_runs_sampling_holds_in_training_and_its_limits_are_the_apis_errors(
         client.chat.completions.create(**ask)
     assert "has ended" in str(caught.value)
     assert gateway.close(access).metrics()["gateway_refused"] == 3.0
+
+
+def test_a_format_that_the_backend_cannot_hold_to_is_refused_by_name_and_the_episode_goes_on(
+    gateway: Gateway, begin: Begin
+) -> None:
+    policy = begin()
+    access = gateway.open(policy)
+    client = openai.OpenAI(base_url=access.openai_base_url, api_key=access.api_key)
+    ask: Any = {"model": "policy", "messages": [QUESTION]}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(**ask, response_format={"type": "json_object"})
+    assert "response_format: this generation backend cannot constrain" in str(caught.value)
+    assert "generation.backend: vllm" in str(caught.value)
+    client.chat.completions.create(**ask)
+    assert len(policy.calls) == 1
+    assert gateway.close(access).failure is None

@@ -132,7 +132,17 @@ def test_what_the_newest_clients_can_send_is_all_known(path: str, client: str) -
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
 def test_a_value_that_asks_for_nothing_passes_unlisted(talk: Any, api: Api) -> None:
-    nothing = {"xq": None, "xr": False, "xs": 0, "xt": "", "xu": [], "xv": {}, "xw": "auto", "xx": "none", "xy": 0.0}
+    nothing: dict[str, Any] = {
+        "xq": None,
+        "xr": False,
+        "xs": 0,
+        "xt": "",
+        "xu": [],
+        "xv": {},
+        "xw": "auto",
+        "xx": "none",
+        "xy": 0.0,
+    }
     neutral = {"repetition_penalty": 1.0, "min_p": 0, "skip_special_tokens": True, "length_penalty": 1}
     assert talk.post(api.path, body(api, **nothing, **neutral)).status_code == 200
     for name, value in {"xq": True, "xs": 1, "xt": "on", "xu": [0], "xv": {"a": 0}, "repetition_penalty": 1.1}.items():

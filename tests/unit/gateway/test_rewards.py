@@ -8,7 +8,7 @@ import pytest
 from nemorl_rl.agents.contract import EpisodeClosedError
 from scripted_policy import ScriptedPolicy, saying
 
-ASKS = {
+ASKS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "?"}]},
     "/v1/responses": {"input": "?"},
     "/v1/messages": {"messages": [{"role": "user", "content": "?"}], "max_tokens": 5},

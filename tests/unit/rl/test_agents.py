@@ -28,6 +28,7 @@ from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, WeightedEnvironment
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
+from nemorl_rl.serving.constraints import ConstraintError
 from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests, TimedSample
 from nemorl_tensors import TokenBatch
@@ -88,12 +89,13 @@ def collect(tokenizer: Tokenizer) -> Collect:
         texts: Sequence[str] = ("1+1=",),
         limit: int = 64,
         group: int = 1,
+        constrains: bool = False,
         **limits: Any,
     ) -> tuple[list[Sample], Speaker]:
         speaker = Speaker(tokenizer, say)
         pool = EnvironmentPool(Agent(play), **{"episode_timeout_s": 60.0, **limits})
         workers = LocalWorkerGroup(lambda _: NamedRequests(speaker), WorkerContext(), "speaker")  # type: ignore[arg-type]
-        policy = GenerationPolicy(workers, single_requests=RequestLimits(64, 60.0))
+        policy = GenerationPolicy(workers, single_requests=RequestLimits(64, 60.0), constrains=constrains)
         engine = RolloutEngine(policy, pool, tokenizer, max_sequence_tokens=limit)
         prompts = [Prompt(index, text, tuple(tokenizer.encode(text))) for index, text in enumerate(texts)]
         try:
@@ -138,6 +140,7 @@ def test_calls_that_go_on_from_each_other_are_one_sequence(collect: Collect, tok
         "forked_tokens": 0.0,
         "realigned_tokens": 0.0,
         "malformed_tool_calls": 0.0,
+        "constrained_tokens": 0.0,
         "broken_tool_choices": 0.0,
     }
 
@@ -602,3 +605,32 @@ def test_rewards_given_before_a_crash_stay() -> None:
     calls = [Call(0, (5,), answer, reward=0.5), Call(1, (5, 7, 5), answer)]
     sample = to_sample(Prompt(0, "?", (5,)), calls, Score(-1.0, correct=False), "", version=0, span=NO_TIME)
     assert (sample.reward, sample.turn_rewards) == (-0.5, ((1, 0.5), (3, 0.0)))
+
+
+# Answers within a schema
+
+
+def test_a_constrained_answer_is_context_and_what_follows_it_trains(collect: Collect, tokenizer: Tokenizer) -> None:
+    async def play(prompt: Prompt, policy: EpisodePolicy) -> Score:
+        within = CallOptions(json_schema='{"type": "object"}')
+        first = await policy.complete(prompt.token_ids, options=within)
+        await policy.complete((*prompt.token_ids, *first.token_ids))
+        policy.reward(0.5, first)
+        return Score(1.0)
+
+    [sample], speaker = collect(play, constrains=True)
+    assert [request.sampling.json_schema for request in speaker.asked] == ['{"type": "object"}', None]
+    assert legend(sample, tokenizer) == [("1+1=42|42|", ".......AAA")]
+    assert sample.generation_logprobs == (0.0,) * 7 + (-1.0,) * 3
+    assert sample.score.metrics["constrained_tokens"] == 3.0
+    assert sample.turn_rewards == ((6, 0.5), (9, 0.0))
+
+
+def test_an_engine_that_cannot_constrain_says_what_would(collect: Collect) -> None:
+    async def play(prompt: Prompt, policy: EpisodePolicy) -> Score:
+        with pytest.raises(ConstraintError, match=r"generation\.backend: vllm"):
+            await policy.complete(prompt.token_ids, options=CallOptions(json_schema="{}"))
+        return Score(1.0)
+
+    [sample], speaker = collect(play)
+    assert (speaker.asked, sample.turns) == ([], 0)

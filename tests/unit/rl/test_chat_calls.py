@@ -189,3 +189,27 @@ def test_the_marks_are_those_that_the_template_writes() -> None:
     assert call_marks('<tool_call>\n{"name": "f"}\n</tool_call>') is TAGGED
     assert call_marks('{"name": "f", "parameters": {}}<|eot_id|>') is BARE
     assert call_marks("f(x)") is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        r'{"name": "add", "arguments": {"a": "\ud83d"}}',
+        r'{"name": "add", "arguments": {"\udfff": 1}}',
+        '{"name": "add", "arguments": {"a": NaN}}',
+        '{"name": "add", "arguments": {"a": [-Infinity]}}',
+        '{"name": "add", "arguments": {"a": 1e999}}',
+        r'[add(a="\ud83d")]',
+        "[add(a=1e999)]",
+        "[add(a={1})]",
+        "[add(a=b'x')]",
+        "[add(a=1j)]",
+    ],
+)
+def test_arguments_that_only_python_can_hold_are_no_call(body: str) -> None:
+    with pytest.raises(ValueError, match=r"cannot be read|JSON|surrogates"):
+        calls_in(body, [])
+
+
+def test_arguments_with_a_whole_pair_are_a_call() -> None:
+    assert calls_in(r'{"name": "add", "arguments": {"a": "\ud83d\ude00"}}', [])

@@ -295,10 +295,13 @@ def test_messages_that_are_none_are_refused(
 
 
 def test_half_characters_reach_no_tokenizer(world: World) -> None:
-    """JSON can hold them, and so can what a model writes into arguments and a tool sends back."""
-    *_, reply = world.ask([USER], call_of("add", r'{"a": "\ud83d"}'))
+    """JSON can hold them, and so can what a client writes into arguments and a tool sends back."""
+    *_, reply = world.ask([USER], call_of("add", r'{"a": "x"}'))
     half, whole_one = json.loads(r'"\ud83d"'), json.loads(r'"\ud83d\ude00"')
-    history = [USER, {**reply.message, "content": half}, *result(reply.message, f"{half}{whole_one}")]
+    [call] = reply.message["tool_calls"]
+    written = {**call, "function": {**call["function"], "arguments": r'{"a": "\ud83d"}'}}
+    answer = {**reply.message, "content": half, "tool_calls": [written]}
+    history = [USER, answer, *result(reply.message, f"{half}{whole_one}")]
     text = world.engine.text(world.conversation.prompt(history, [ADD]).token_ids)
     assert "<tool_response>" in text
     assert plain_messages([{"role": "user", "content": f"{half}!{whole_one}"}])[0]["content"] == "\ufffd!\U0001f600"

@@ -22,6 +22,7 @@ GenerationCapability = Literal[
     "adapter_snapshots",  # several versions of adapters at a time
     "adapters",  # takes LoRA apart from the model
     "any_transport",  # fetches weights over whatever transport a run names
+    "constrained",  # SamplingParams.json_schema
     "filtered_logprobs",  # log-probs among the tokens that the sampler left
     "generation_metrics",  # ReportingSampler
     "in_flight_updates",  # update_weights while requests run

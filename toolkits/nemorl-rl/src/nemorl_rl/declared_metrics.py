@@ -224,6 +224,12 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "agents: tool calls per episode that could not be read, and stayed in the text",
         "growth: `message_penalties.invalid_tool_call_advantage` punishes them",
     ),
+    "train/environment/constrained_tokens": MetricInfo(
+        "Constrained tokens",
+        "tokens",
+        "agents: tokens per episode that were sampled within a response format, and are context: they train nothing",
+        "near all tokens: leave the format to the prompt, or nothing is learnt",
+    ),
     "train/environment/broken_tool_choices": MetricInfo(
         "Broken tool choices",
         "calls",

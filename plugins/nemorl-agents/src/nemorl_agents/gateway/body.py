@@ -132,7 +132,14 @@ def stops_at(value: Any, place: str) -> tuple[str, ...]:
     return found
 
 
-def call_options(body: Mapping[str, Any], *, limits: Sequence[str], stop: str, number: int = 0) -> CallOptions:
+def call_options(
+    body: Mapping[str, Any],
+    *,
+    limits: Sequence[str],
+    stop: str,
+    number: int = 0,
+    json_schema: str | None = None,
+) -> CallOptions:
     """How a call is answered, from the fields that all APIs share.
 
     Args:
@@ -140,6 +147,7 @@ def call_options(body: Mapping[str, Any], *, limits: Sequence[str], stop: str, n
         limits: Names of the field for the longest answer; the smallest of them holds.
         stop: Name of the field for strings that end it.
         number: Of this answer among several to one request; a seed gives each another one.
+        json_schema: That the answer satisfies, as JSON.
     """
     longest = [whole_at(body[name], name, 1) for name in limits if name in body]
     seed = whole_at(body["seed"], "seed", -LARGEST) if "seed" in body else None
@@ -150,6 +158,7 @@ def call_options(body: Mapping[str, Any], *, limits: Sequence[str], stop: str, n
         temperature=number_at(body["temperature"], "temperature", 0, 2) if "temperature" in body else None,
         top_p=number_at(body["top_p"], "top_p", 1e-6, 1) if "top_p" in body else None,
         top_k=whole_at(body["top_k"], "top_k", 1) if "top_k" in body else None,
+        json_schema=json_schema,
     )
 
 

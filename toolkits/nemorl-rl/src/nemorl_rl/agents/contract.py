@@ -51,6 +51,9 @@ class CallOptions:
     """Who asks, where the policy plays several roles (``nemorl_rl.agents.seats``): ``ROLE`` or ``ROLE/NUMBER``."""
     is_trained: bool = True
     """False: what is answered is context, and nothing is learnt from it."""
+    json_schema: str | None = None
+    """Schema, as JSON, that the answer satisfies; no tool can be called by it. Where the engine can constrain sampling
+    (capability ``constrained``). Its tokens were not chosen freely: in training they are context, like the prompt."""
 
 
 AS_THE_RUN = CallOptions()
@@ -144,6 +147,7 @@ class EpisodePolicy(Protocol):
             options: What differs from the run's sampling.
 
         Raises:
+            ConstraintError: The engine cannot constrain sampling so (``nemorl_rl.serving.constraints``).
             ContextOverflowError: There is no room for an answer.
             CallLimitError: The episode has had its answers.
             EpisodeClosedError: The episode has ended.

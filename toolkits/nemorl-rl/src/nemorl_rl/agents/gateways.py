@@ -19,7 +19,7 @@ from nemorl_rl.slots import GATEWAY
 
 @dataclass(frozen=True, slots=True)
 class GatewayRules:
-    """What agents may write in their requests.
+    """Rules for the requests of agents.
 
     >>> GatewayRules(models=("gpt-4o-mini",)).ignored_fields
     ()

@@ -29,6 +29,7 @@ from nemorl_rl.agents.contract import (
 )
 from nemorl_rl.agents.record import Call
 from nemorl_rl.rollouts.seeding import derive_seed
+from nemorl_rl.serving.constraints import REMEDY, ConstraintError
 from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.serving.requests import spans_of
 
@@ -89,7 +90,8 @@ class LivePolicy:
     ) -> ChatReply:
         prompt = self._conversation.prompt(messages, tools)
         call = await self._answer(prompt.token_ids, prompt.media, options)
-        reply = self._conversation.reply(prompt, call.completion, tool_choice, options.stop)
+        is_plain = options.json_schema is not None
+        reply = self._conversation.reply(prompt, call.completion, tool_choice, options.stop, is_plain=is_plain)
         self._record(
             replace(
                 call,
@@ -149,7 +151,8 @@ class LivePolicy:
                 self._running.discard(future)
         [span] = spans_of([completion], asked_s, time.monotonic())
         call = Call(number, token_ids, completion, asked_s=asked_s, span=span, media=media)
-        return replace(call, seat=options.seat, is_trained=options.is_trained)
+        is_constrained = options.json_schema is not None
+        return replace(call, seat=options.seat, is_trained=options.is_trained, is_constrained=is_constrained)
 
     def _record(self, call: Call) -> None:
         with self._lock:
@@ -181,7 +184,10 @@ class LivePolicy:
     def _sampling(self, options: CallOptions, room: int) -> SamplingParams:
         run = self._sampler.sampling
         longest = min(run.max_new_tokens, room, *([options.max_new_tokens] if options.max_new_tokens else []))
-        chosen = replace(run, max_new_tokens=longest, stop_strings=(*run.stop_strings, *options.stop))
+        stops = (*run.stop_strings, *options.stop)
+        if options.json_schema is not None and not self._sampler.generation.constrains:
+            raise ConstraintError("this generation backend cannot constrain what is sampled", fix=REMEDY)
+        chosen = replace(run, max_new_tokens=longest, stop_strings=stops, json_schema=options.json_schema)
         if not self._sampler.honours_clients:
             return chosen
         own = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}

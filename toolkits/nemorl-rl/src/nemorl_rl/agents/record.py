@@ -16,6 +16,7 @@ from nemorl.media import Media
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
 
 from nemorl_rl.agents.placed import TurnPlace
+from nemorl_rl.agents.seats import with_earned
 from nemorl_rl.serving.requests import TimedSample
 
 
@@ -48,6 +49,8 @@ class Call:
     """Who asked."""
     is_trained: bool = True
     """False: its answer is context."""
+    is_constrained: bool = False
+    """It was sampled within a schema, so that its log-probs are not the policy's own: context, which is not trained."""
     reward: float | None = None
     """The sum of the rewards that it was given while the episode ran."""
 
@@ -77,9 +80,10 @@ class _Sequence:
             self.spans.append((len(call.prompt_ids), observed))
         self.spans.append((len(call.prompt_ids) + len(answer.token_ids), call.span))
         self.token_ids += [*context, *answer.token_ids]
-        self.mask += [False] * len(context) + [call.is_trained] * len(answer.token_ids)
-        logprobs = answer.logprobs if call.is_trained else [0.0] * len(answer.token_ids)
-        self.logprobs += [*([0.0] * len(context)), *logprobs]
+        is_learnt = call.is_trained and not call.is_constrained
+        self.mask += [False] * len(context) + [is_learnt] * len(answer.token_ids)
+        self.logprobs += [0.0] * len(context)
+        self.logprobs += answer.logprobs if is_learnt else [0.0] * len(answer.token_ids)
         begin = len(call.prompt_ids)
         for start, version in zip(answer.version_starts, answer.weight_versions, strict=False):
             if not self.version_runs or self.version_runs[-1][1] != version:
@@ -87,7 +91,8 @@ class _Sequence:
         if not call.is_trained:
             return
         end = len(self.token_ids)
-        self.places.append((call.number, end - len(answer.token_ids), end, answer.finish_reason == "length"))
+        if is_learnt:
+            self.places.append((call.number, end - len(answer.token_ids), end, answer.finish_reason == "length"))
         if reward is not None:
             self.turn_rewards.append((end - 1, reward))
 
@@ -183,8 +188,11 @@ def with_given(score: Score, calls: Sequence[Call]) -> Score:
         return score
     given = [call.reward or 0.0 for call in calls]
     own = score.turn_rewards[: len(given)]
+    earned: dict[str, float] = {}
+    for call, reward in zip(calls, given, strict=True):
+        earned[call.seat] = earned.get(call.seat, 0.0) + reward
     by_turn = tuple(sum(pair) for pair in zip_longest(own, given, fillvalue=0.0))
-    return replace(score, reward=score.reward + sum(given), turn_rewards=by_turn)
+    return replace(with_earned(score, earned), turn_rewards=by_turn)
 
 
 def plain_sample(
@@ -240,6 +248,7 @@ def _with_metrics(score: Score, calls: list[Call], parts: Sequence[Branch | Samp
         "forked_tokens": float(_forked_tokens(parts)),
         "realigned_tokens": float(sum(call.realigned_tokens for call in calls)),
         "malformed_tool_calls": float(sum(call.malformed_tool_calls for call in calls)),
+        "constrained_tokens": float(sum(len(call.completion.token_ids) for call in calls if call.is_constrained)),
         "broken_tool_choices": float(sum(call.broke_tool_choice for call in calls)),
     }
     return replace(score, metrics={**of_calls, **score.metrics})

@@ -40,7 +40,10 @@ def calls_in(body: str, tools: Tools) -> list[ToolCall]:
     """
     try:
         calls = _read(body.strip(), tools)
-    except (RecursionError, SyntaxError, MemoryError) as error:  # what a model writes may be nested without end
+        for call in calls:
+            require_json(call.arguments)
+    except (RecursionError, SyntaxError, MemoryError, TypeError) as error:
+        # What a model writes may be nested without end, or hold what only Python has: sets, bytes, complex numbers.
         raise ValueError(f"cannot be read: {error}") from None
     for call in calls:
         if not NAME.fullmatch(call.name):
@@ -48,6 +51,21 @@ def calls_in(body: str, tools: Tools) -> list[ToolCall]:
     if not calls:
         raise ValueError("no call")
     return calls
+
+
+def require_json(arguments: str) -> None:
+    """Refuse what clients of another language could not read, or no answer could hold: Python's parser takes more.
+
+    Args:
+        arguments: As a model wrote them.
+
+    Raises:
+        ValueError: They hold NaN, an infinite number or half of a surrogate pair, or are no JSON.
+
+    Example:
+        >>> require_json('{"a": 1e9}')
+    """
+    json.dumps(json.loads(arguments), allow_nan=False, ensure_ascii=False).encode()
 
 
 def _read(body: str, tools: Tools) -> list[ToolCall]:

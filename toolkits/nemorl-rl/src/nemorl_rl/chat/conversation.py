@@ -126,7 +126,13 @@ class Conversation:
         return ChatPrompt(plain, tools, ids, known.key, sum(known.sizes), media_in(plain))
 
     def reply(
-        self, prompt: ChatPrompt, completion: Completion, tool_choice: ToolChoice = "auto", stop: Sequence[str] = ()
+        self,
+        prompt: ChatPrompt,
+        completion: Completion,
+        tool_choice: ToolChoice = "auto",
+        stop: Sequence[str] = (),
+        *,
+        is_plain: bool = False,
     ) -> ChatReply:
         """The answer as a message, remembered to be recognised.
 
@@ -135,8 +141,12 @@ class Conversation:
             completion: What the engine sampled after it.
             tool_choice: Whether tools were to be called.
             stop: Strings that end an answer and are not part of its content.
+            is_plain: It is text as a whole, also where the prompt began the reasoning.
         """
-        parsed = self._codec.parse(completion.token_ids, prompt.token_ids, prompt.tools)
+        if is_plain:
+            parsed = self._codec.parse(completion.token_ids, (), ())
+        else:
+            parsed = self._codec.parse(completion.token_ids, prompt.token_ids, prompt.tools)
         broke = bool(prompt.tools) and _breaks(parsed, tool_choice)
         if tool_choice == "none" and parsed.tool_calls:
             parsed = self._codec.parse(completion.token_ids, prompt.token_ids, ())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nemorl.errors import BackendError, DataError, ForeignError, UsageError, boundary
 
 from nemorl_rl.agents.contract import ChatMessage
+from nemorl_rl.chat.calls import require_json
 from nemorl_rl.chat.codec import ParsedAnswer, Spoken, ToolCall, Tools
 from nemorl_rl.chat.messages import plain_messages, require_tools
 
@@ -111,8 +112,14 @@ def _listed(tools: Tools) -> list[dict[str, Any]] | None:
 
 
 def _is_whole(call: Any) -> bool:
-    """A tool of another name is the client's to refuse."""
-    return bool(call.name) and call.status in ("ok", "unknown_tool")
+    """It can be read. A tool of another name is the client's to refuse."""
+    if not call.name or call.status not in ("ok", "unknown_tool"):
+        return False
+    try:
+        require_json(_call(call).arguments)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _call(call: Any) -> ToolCall:

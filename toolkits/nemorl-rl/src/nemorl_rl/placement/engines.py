@@ -20,6 +20,7 @@ from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.placement.tenant_resources import TenantResources
 from nemorl_rl.placement.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, Phase, PhaseGate
+from nemorl_rl.serving.constraints import CONSTRAINED
 from nemorl_rl.serving.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests
 from nemorl_rl.serving.snapshots import held_versions, takes_versions
@@ -137,6 +138,7 @@ class RolloutResources(TenantResources):
             single_requests=_request_limits(generation, config.cluster),
             reports=REPORTS in able,
             takes_versions=takes_versions(generation.backend, self.placement.form),
+            constrains=CONSTRAINED in able,
         )
 
     def new_remarks(self) -> Sequence[str]:
@@ -191,7 +193,12 @@ def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) ->
     factory = GenerationFactory(generation, policy, None)
     group = launcher.engine_group(factory, f"generation backend {short_name(generation.backend)}")
     limits = _request_limits(generation, ClusterConfig())
-    return GenerationPolicy(group, single_requests=limits, takes_versions=takes_versions(generation.backend, "model"))
+    return GenerationPolicy(
+        group,
+        single_requests=limits,
+        takes_versions=takes_versions(generation.backend, "model"),
+        constrains=CONSTRAINED in generation.backend.supports,
+    )
 
 
 def _request_limits(generation: GenerationConfig, cluster: ClusterConfig) -> RequestLimits | None:

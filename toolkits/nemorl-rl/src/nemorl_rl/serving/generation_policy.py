@@ -48,6 +48,7 @@ class GenerationPolicy:
         single_requests: RequestLimits | None = None,
         reports: bool = False,
         takes_versions: bool = False,
+        constrains: bool = False,
     ) -> None:
         """
         Args:
@@ -58,7 +59,9 @@ class GenerationPolicy:
             single_requests: ``None``: the engine does not take them.
             reports: Its backend has metrics of its own (capability ``generation_metrics``, ``ReportingSampler``).
             takes_versions: Requests may name weights (``nemorl_rl.serving.snapshots``).
+            constrains: Requests may bring a schema for their responses (capability ``constrained``).
         """
+        self.constrains = constrains
         self.version = 0
         """Of the newest weights that the replicas were given."""
         self._reports, self._takes_versions = reports, takes_versions

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from nemorl_rl.agents.contract import ToolChoice
 
 from nemorl_agents.gateway.apis.anthropic_blocks import blocks_of, history_of
 from nemorl_agents.gateway.apis.base import ErrorWords, Question, Said, ask, event, new_id, pieces
+from nemorl_agents.gateway.apis.formats import require_no_calls, schema_of
 from nemorl_agents.gateway.apis.tools import Tool, choice_of, function_tool, named_choice, require_distinct
 from nemorl_agents.gateway.body import call_options, flag_at, list_at, object_at, shown, text_at
 from nemorl_agents.gateway.calls import Answer
@@ -49,7 +51,9 @@ PROMPT: Mapping[str, Field] = {
     "tools": honoured("those with an `input_schema`, which the agent runs"),
     "tool_choice": honoured("`any` and a named tool are served as `auto`, and violations are counted"),
     "thinking": ignored("the policy reasons as it was trained to; its reasoning is given as a thinking block"),
-    "output_config": honoured("`effort` is ignored; a `format` is refused, as sampling is not constrained"),
+    "output_config": honoured(
+        "`effort` is ignored; a `format` is served where the backend can (vLLM), and without tools"
+    ),
     "cache_control": ignored("an episode's calls share their prefixes anyway"),
     "speed": ignored("there is one"),
 }
@@ -68,7 +72,7 @@ class Messages:
         "top_p": honoured("as `temperature`"),
         "top_k": honoured("as `temperature`; 0 and -1 keep all tokens", 0, -1),
         "stream": honoured("cut from the finished answer"),
-        "output_format": refused("describe the format in the prompt: sampling is not constrained"),
+        "output_format": honoured("as `output_config.format`"),
         "mcp_servers": refused("call them in the agent", []),
         "container": refused("run tools in the agent"),
         "context_management": refused("shorten the history in the agent"),
@@ -82,10 +86,11 @@ class Messages:
         if "max_tokens" not in body:
             raise bad_field("max_tokens", "Field required", code="missing")
         question = question_of(body)
-        if object_at(body.get("output_config", {}), "output_config").get("format") is not None:
-            fix = "describe the format in the prompt: sampling is not constrained"
-            raise unsupported("output_config.format", "cannot be served", fix=fix)
-        said = await ask(episode, question, call_options(body, limits=("max_tokens",), stop="stop_sequences"))
+        place, asked = _format(body)
+        schema = schema_of(asked, place)
+        require_no_calls(schema, question.tools, question.tool_choice, place)
+        options = call_options(body, limits=("max_tokens",), stop="stop_sequences", json_schema=schema)
+        said = await ask(episode, replace(question, format_field=place), options)
         message = _message(body["model"], said)
         episode.answers.add(message["id"], [said.reply.completion])
         return Answer(message, lambda: _events(message))
@@ -101,6 +106,13 @@ class CountTokens:
     async def answer(self, body: Mapping[str, Any], episode: OpenEpisode) -> Answer:
         question = question_of(body)
         return Answer({"input_tokens": episode.text.count(question.messages, question.tools)})
+
+
+def _format(body: Mapping[str, Any]) -> tuple[str, Any]:
+    """The format that is asked for, after its place in the body: it has two."""
+    if "output_format" in body:
+        return "output_format", body["output_format"]
+    return "output_config.format", object_at(body.get("output_config", {}), "output_config").get("format")
 
 
 def question_of(body: Mapping[str, Any]) -> Question:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar
 from nemorl.types import Completion
 from nemorl_rl.agents.contract import CallOptions, ChatMessage, ChatReply, ToolChoice
 from nemorl_rl.chat.text import TextCoder
+from nemorl_rl.serving.constraints import ConstraintError
 
 from nemorl_agents.gateway.body import kind, list_at, object_at, text_at
 from nemorl_agents.gateway.calls import Answer
@@ -67,6 +68,8 @@ class Question:
     tool_choice: ToolChoice = "auto"
     one_call: bool = False
     """No two tool calls in one answer are wanted. It cannot be enforced, and is counted."""
+    format_field: str = "response_format"
+    """The name by which its API asks for a format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,12 @@ class Said:
 
 async def ask(episode: OpenEpisode, question: Question, options: CallOptions) -> Said:
     """The policy's answer, and what there is to count of it."""
-    reply = await episode.policy.chat(
-        question.messages, tools=question.tools, tool_choice=question.tool_choice, options=options
-    )
+    try:
+        reply = await episode.policy.chat(
+            question.messages, tools=question.tools, tool_choice=question.tool_choice, options=options
+        )
+    except ConstraintError as error:
+        raise unsupported(question.format_field, error.message, fix=error.fix or "leave it out") from None
     calls = tuple(reply.message.get("tool_calls") or ())
     episode.traffic.broken_tool_choices += reply.broke_tool_choice or (question.one_call and len(calls) > 1)
     episode.traffic.malformed_tool_calls += reply.malformed_tool_calls

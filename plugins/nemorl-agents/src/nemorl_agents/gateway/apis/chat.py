@@ -23,6 +23,7 @@ from nemorl_agents.gateway.apis.base import (
     pieces,
     plain_text,
 )
+from nemorl_agents.gateway.apis.formats import require_no_calls, schema_of
 from nemorl_agents.gateway.apis.tools import (
     only_functions,
     tool_choice_of,
@@ -61,7 +62,7 @@ class ChatCompletions:
         "stream_options": honoured("`include_usage`"),
         "logprobs": honoured("of the tokens as sampled, special ones and those of tool calls included"),
         "top_logprobs": refused("leave it out: log-probs of sampled tokens alone are known", 0),
-        "response_format": refused("describe the format in the prompt: sampling is not constrained", {"type": "text"}),
+        "response_format": honoured("`json_object` and `json_schema` where the backend can (vLLM), and without tools"),
         "frequency_penalty": refused("leave it out: penalties would change what is sampled", 0),
         "presence_penalty": refused("leave it out: penalties would change what is sampled", 0),
         "logit_bias": refused("leave it out: it would change what is sampled", {}),
@@ -95,10 +96,14 @@ class ChatCompletions:
             tool_choice_of(body.get("tool_choice", "auto"), tools, within_function),
             not flag_at(body.get("parallel_tool_calls", True), "parallel_tool_calls"),
         )
+        schema = schema_of(body.get("response_format"), "response_format", inner="json_schema")
+        require_no_calls(schema, tools, question.tool_choice, "response_format")
         wants_logprobs = flag_at(body.get("logprobs", False), "logprobs")
         text = episode.text if wants_logprobs else None
         limits = ("max_tokens", "max_completion_tokens")
-        options = [call_options(body, limits=limits, stop="stop", number=i) for i in range(samples(body))]
+        options = [
+            call_options(body, limits=limits, stop="stop", number=i, json_schema=schema) for i in range(samples(body))
+        ]
         says_usage = wants_usage(body)
         said = await all_of([ask(episode, question, one) for one in options])
         answer = _answer(body["model"], said, text, says_usage=says_usage)

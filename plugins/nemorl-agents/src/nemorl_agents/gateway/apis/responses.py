@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from nemorl_rl.agents.contract import ChatMessage
 
 from nemorl_agents.gateway.apis.base import ErrorWords, OpenAIErrors, Question, Said, ask, new_id
+from nemorl_agents.gateway.apis.formats import require_no_calls, schema_of
 from nemorl_agents.gateway.apis.response_events import events_of
 from nemorl_agents.gateway.apis.response_items import history_of, items_of
 from nemorl_agents.gateway.apis.tools import (
@@ -46,7 +47,7 @@ class Responses:
         "stream": honoured("cut from the finished answer"),
         "include": honoured("`reasoning.encrypted_content`, of which there is none; all others are refused"),
         "metadata": honoured("echoed"),
-        "text": honoured("`format: {type: text}`; other formats are refused, as sampling is not constrained"),
+        "text": honoured("`json_object` and `json_schema` as `format` where the backend can (vLLM), and without tools"),
         "top_logprobs": refused("use chat completions with `logprobs`", 0),
         "truncation": refused("shorten the history in the agent", "disabled"),
         "background": refused("leave it out: wait for the answer", False),
@@ -74,12 +75,13 @@ class Responses:
         instructions = text_at(body.get("instructions", ""), "instructions")
         system: tuple[ChatMessage, ...] = ({"role": "system", "content": instructions},) if instructions else ()
         one_call = not flag_at(body.get("parallel_tool_calls", True), "parallel_tool_calls")
-        question = Question(
-            (*system, *history), tools, tool_choice_of(body.get("tool_choice", "auto"), tools, in_itself), one_call
-        )
-        options = call_options(body, limits=("max_output_tokens",), stop="stop")
+        choice = tool_choice_of(body.get("tool_choice", "auto"), tools, in_itself)
+        question = Question((*system, *history), tools, choice, one_call, "text.format")
+        schema = schema_of(object_at(body.get("text", {}), "text").get("format"), "text.format")
+        require_no_calls(schema, tools, choice, "text.format")
+        options = call_options(body, limits=("max_output_tokens",), stop="stop", json_schema=schema)
         is_kept = flag_at(body.get("store", True), "store")
-        _refuse_formats(body)
+        _require_harmless(body)
         said = await ask(episode, question, options)
         response = _response(body, said)
         episode.answers.add(response["id"], [said.reply.completion])
@@ -105,12 +107,7 @@ def _before(body: Mapping[str, Any], episode: OpenEpisode) -> Sequence[ChatMessa
     return found
 
 
-def _refuse_formats(body: Mapping[str, Any]) -> None:
-    text = object_at(body.get("text", {}), "text")
-    kind = object_at(text.get("format") or {"type": "text"}, "text.format").get("type")
-    if kind != "text":
-        fix = "describe the format in the prompt: sampling is not constrained"
-        raise unsupported("text.format", f"{shown(kind)} cannot be served", fix=fix)
+def _require_harmless(body: Mapping[str, Any]) -> None:
     for number, name in enumerate(list_at(body.get("include", []), "include")):
         if name not in HARMLESS:
             raise unsupported(f"include[{number}]", f"{shown(name)} cannot be served", fix="leave it out")
@@ -135,7 +132,7 @@ def _response(body: Mapping[str, Any], said: Said) -> dict[str, Any]:
         "parallel_tool_calls": body.get("parallel_tool_calls", True),
         "tool_choice": body.get("tool_choice", "auto"),
         "tools": body.get("tools", []),
-        "text": {"format": {"type": "text"}},
+        "text": {"format": body.get("text", {}).get("format") or {"type": "text"}},
         "truncation": "disabled",
         "store": body.get("store", True),
         "metadata": body.get("metadata", {}),
