@@ -70,6 +70,7 @@ test_math = conformance("environments", {"name": "math", "timeout_s": 2, "worker
 test_arithmetic = conformance("datasets", "arithmetic")
 test_arithmetic_chat = conformance("datasets", {"name": "arithmetic", "operations": ["+", "-", "*"], "chat": True})
 test_word_problems = conformance("datasets", "word_problems")
+test_drawings = conformance("datasets", {"name": "drawings", "num_train": 8, "num_validation": 4})
 SUM_FILE = {"name": "file", "path": str(FILE), "validation_fraction": 0.2}
 test_mixture = conformance(
     "datasets", {"name": "mixture", "parts": [{"data": SUM_FILE, "weight": 2}, {"data": "arithmetic", "weight": 1}]}

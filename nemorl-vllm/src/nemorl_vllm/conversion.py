@@ -11,9 +11,9 @@ from nemorl.base.process.timing import Span
 from nemorl.errors import BackendError, boundary
 from nemorl.media import is_media
 from nemorl.types import Completion, FinishReason, GenerationRequest
+from nemorl_rl.agents.contract import ConstraintError
 from nemorl_rl.data.tokenizer import Tokenizer, declared_limits
 from nemorl_rl.rollouts.seeding import mixed_seed
-from nemorl_rl.serving.constraints import ConstraintError
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.responses import TimedCompletion
 

@@ -12,9 +12,8 @@ import openai
 import pytest
 from nemorl.config.load import validate
 from nemorl.errors import ConfigError
-from nemorl_agents.gateway.config import GatewayConfig
 from nemorl_agents.gateway.gateway import Gateway, GatewayOptions
-from nemorl_rl.agents.gateways import GatewayRules, start_gateway
+from nemorl_rl.agents.gateways import GatewayConfig, GatewayRules, start_gateway
 from scripted_policy import ScriptedPolicy
 
 ASK: Any = {"messages": [{"role": "user", "content": "?"}]}

@@ -14,14 +14,13 @@ import torch
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_agents.gateway.gateway import Gateway
-from nemorl_rl.agents.contract import EpisodeLimits
+from nemorl_rl.agents.contract import ConstraintError, EpisodeLimits
 from nemorl_rl.agents.policy import LivePolicy, Sampler
 from nemorl_rl.agents.record import sequences
 from nemorl_rl.chat.codec import codec_of
 from nemorl_rl.chat.conversation import Conversation
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.placement.engines import standalone_generation
-from nemorl_rl.serving.constraints import ConstraintError
 from nemorl_testing.models import load_reference, response_logprobs, tiny_model
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers

@@ -29,7 +29,8 @@ def test_few_files_are_loaded(module: str, most: int) -> None:
 
 def test_few_files_hold_less_than_a_screen() -> None:
     """A file of 50 lines is a door with little behind it. Variants (losses, samplers, …) are meant to be small."""
-    variants = re.compile(r"/(variants|curriculum|dpo|kto|orpo|simpo|rm|loggers|transports|scaffold)/|/loss\w*\.py$")
+    folders = "variants|curriculum|dpo|kto|orpo|simpo|rm|loggers|transports|scaffold"
+    variants = re.compile(rf"/({folders})/|/(\w*loss\w*|opsd|sdft|sdpo)\.py$")
     parts = ("core", "toolkits/*", "nemorl-*", "plugins/*")
     sources = [path for part in parts for path in ROOT.glob(f"{part}/src/**/*.py")]
     kept = [path for path in sources if path.name != "__init__.py" and not variants.search(path.as_posix())]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from nemorl_rl.serving.constraints import REMEDY, ConstraintError
+from nemorl_rl.agents.contract import REMEDY, ConstraintError
 from scripted_policy import Asked, ScriptedPolicy
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}

@@ -9,9 +9,9 @@ import pytest
 import torch
 from nemorl.types import Branch, Prompt, Sample, Samples, Score
 from nemorl_grpo import DAPOConfig, GMPOConfig, GRPOConfig
-from nemorl_rl.agents.placed import PlacedSample, TurnPlace
 from nemorl_rl.policy_gradient.config import OverlongPenalty
 from nemorl_rl.policy_gradient.turn_credit import returns_to_go, turn_places
+from nemorl_rl.serving.requests import PlacedSample, TurnPlace
 from nemorl_tensors import TokenBatch
 from pydantic import ValidationError
 

@@ -22,13 +22,18 @@ from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
 from nemorl_rl.agents import driver
-from nemorl_rl.agents.contract import CallOptions, ContextOverflowError, EpisodeClosedError, EpisodePolicy
+from nemorl_rl.agents.contract import (
+    CallOptions,
+    ConstraintError,
+    ContextOverflowError,
+    EpisodeClosedError,
+    EpisodePolicy,
+)
 from nemorl_rl.agents.record import Call, sequences, to_sample
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, WeightedEnvironment
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan
-from nemorl_rl.serving.constraints import ConstraintError
 from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests, TimedSample
 from nemorl_tensors import TokenBatch

@@ -9,8 +9,7 @@ from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
 from nemorl.types import Outcome, Prompt, Sample, Samples, Score
 from nemorl_rl.policy_gradient.advantages import over_valid
-from nemorl_rl.rollouts.censoring import expected_below
-from nemorl_rl.rollouts.outcomes import OutcomeTable
+from nemorl_rl.rollouts.outcomes import OutcomeTable, expected_below
 
 LATE: Outcome = "environment_timeout"
 UPPER: dict[str, Any] = {"environment_timeout": "partial", "censored": "upper"}

@@ -13,7 +13,6 @@ from nemorl.types import Branch, Completion, Prompt, Sample, Samples, Score
 from nemorl_grpo import GRPOConfig
 from nemorl_grpo.variants.gdpo import components
 from nemorl_ppo import PPOConfig
-from nemorl_rl.agents.placed import PlacedSample, TurnPlace
 from nemorl_rl.agents.record import Call, dense_rewards, to_sample
 from nemorl_rl.agents.seats import (
     Seated,
@@ -28,6 +27,7 @@ from nemorl_rl.agents.seats import (
 from nemorl_rl.policy_gradient.advantages import group_advantages, over_valid
 from nemorl_rl.policy_gradient.seats import SeatBaseline, by_seat
 from nemorl_rl.rollouts.outcomes import OutcomeTable
+from nemorl_rl.serving.requests import PlacedSample, TurnPlace
 from nemorl_tensors import TokenBatch
 from recorded_messages import Raises
 from scripted_policy import Asked, ScriptedPolicy

@@ -64,7 +64,7 @@ class MOPDTrainer(PolicyGradientTrainer[MOPDConfig]):
     config_class = MOPDConfig
 
     def setup(self) -> None:
-        from nemorl_distillation.roster import roster
+        from nemorl_distillation.trainer import roster
 
         self.teachers = roster(self.config)
         super().setup()

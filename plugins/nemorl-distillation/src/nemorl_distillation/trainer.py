@@ -9,7 +9,7 @@ two algorithms, which differ in what they ask teachers and in the loss they make
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, TypeVar
 
@@ -26,12 +26,21 @@ from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.trainer import RolloutTrainer
 from nemorl_tensors import TokenBatch
 
-from nemorl_distillation.config import DistillationConfig, OPDConfig, TaughtConfig
+from nemorl_distillation.config import DistillationConfig, OPDConfig, TaughtConfig, TeacherConfig, TeacherModels
 from nemorl_distillation.loss import TopKDistillationLoss
 from nemorl_distillation.other_tokens import OtherTokens
 from nemorl_distillation.reverse_kl import SampledReverseKLLoss
-from nemorl_distillation.roster import roster
-from nemorl_distillation.teachers import Turn, given_count, given_sample, sampled_logprobs, turns
+from nemorl_distillation.teachers import (
+    Reader,
+    SameTokens,
+    Teacher,
+    Turn,
+    given_count,
+    given_sample,
+    sampled_logprobs,
+    turns,
+)
+from nemorl_distillation.vocabulary import shared_vocabulary
 
 T = TypeVar("T", bound=TaughtConfig)
 M = TypeVar("M", DistillationConfig, OPDConfig)
@@ -283,3 +292,29 @@ class OPDTrainer(ModelTaughtTrainer[OPDConfig]):
         """``teacher_logprobs`` [N], the mean by the teachers' weights, and ``teacher_weights`` [N], their sum."""
         logprobs, weights = sampled_logprobs(self.turns(samples, batch), batch.num_tokens)
         return batch.with_tokens(teacher_logprobs=logprobs, teacher_weights=weights)
+
+
+def roster(config: TeacherModels, check: Callable[[str, int], None] = lambda _path, _token_ids: None) -> list[Teacher]:
+    """The teachers of a run, in the order of the config.
+
+    Args:
+        config: Names them.
+        check: Told the path of each in the config, and how many token ids the student has in common with it.
+
+    Raises:
+        UsageError: student and teacher do not mean the same by a token id.
+    """
+    return [_teacher(path, teacher, config, check) for path, teacher in config.teachers_by_path.items()]
+
+
+def _teacher(path: str, teacher: TeacherConfig, config: TeacherModels, check: Callable[[str, int], None]) -> Teacher:
+    policy = config.policy
+    reader: Reader
+    if teacher.align == "text":
+        reader = OtherTokens.between(policy, teacher.model)
+        token_ids = min(len(reader.to_student), len(reader.lacks))
+    else:
+        student_ids, token_ids = shared_vocabulary(policy.model_name, teacher.model, policy.tokenizer.name)
+        reader = SameTokens(student_ids)
+    check(path, token_ids)
+    return Teacher(path.rpartition(".")[2], teacher.weight, config.role_of(teacher), reader)

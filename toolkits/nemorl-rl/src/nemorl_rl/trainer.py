@@ -24,7 +24,6 @@ from nemorl.run import TrainResult
 from nemorl.trainer import BaseTrainer
 from nemorl.types import Row, Samples
 
-from nemorl_rl.agents.trial import try_out
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.data.code_fingerprints import code_fingerprints
 from nemorl_rl.data.prompt_check import FIRST_ROWS, prompt_problems
@@ -227,6 +226,8 @@ class RolloutTrainer(BaseTrainer[R]):
             rows = self.data.first_rows(FIRST_ROWS) if isinstance(self.data, RowDataModule) else ()
             problems += self.row_problems(rows)
         if not problems:
+            from nemorl_rl.agents.trial import try_out
+
             owner, limit_s = f"a trial episode of {self.environment.owner}", self.config.plugins.build_timeout_s
             with deadline(owner, limit_s, setting="plugins.build_timeout_s"):
                 try_out(self.environment, row, self.tokenizer, self.config.rollouts.chat_renderer)

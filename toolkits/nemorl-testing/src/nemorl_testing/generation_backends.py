@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from nemorl.contracts import GenerationBackend
 from nemorl.contracts.memory import SleepingBackend, WeightsForgottenError
-from nemorl.errors import NemorlError
+from nemorl.errors import BackendError, NemorlError
+from nemorl.media import Media
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import IN_PROCESS
 from nemorl_rl.data.tokenizer import Tokenizer
@@ -393,3 +394,18 @@ def _expect_logprobs_of(
             gap = max(abs(one - other) for one, other in zip(completion.logprobs, wanted, strict=True))
             expect(gap <= tolerance, f"log-probs {completion.logprobs}, expected {wanted}: {gap:.3g} apart ({params})")
             expect(version in (None, completion.weight_version), f"weight_version {completion.weight_version}")
+
+
+def check_an_image_for_a_model_that_reads_text_is_refused_by_name(subject: Subject) -> None:
+    """A prompt that shows an image to a model or engine that reads text alone is refused, and says so. (DESIGN 5)"""
+    item, engine = Media("image", b"..."), shared_generator(subject)
+    text = GenerationRequest((9, 18, 10), SamplingParams(max_new_tokens=2))
+    try:
+        engine.generate(
+            [GenerationRequest((9, *item.token_ids(3), 10), SamplingParams(max_new_tokens=2), media=(item,))]
+        )
+    except BackendError as error:
+        expect("image" in error.message, f"the error names no image: {error.message}")
+    else:
+        expect(False, "the prompt was answered")
+    expect(len(engine.generate([text])[0]) == 1, "a prompt of text is not answered after it")

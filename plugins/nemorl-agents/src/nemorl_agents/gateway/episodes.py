@@ -10,9 +10,8 @@ from nemorl_rl.agents.contract import ChatMessage, EpisodePolicy
 from nemorl_rl.agents.seats import MOST_LETTERS, Seated
 from nemorl_rl.chat.text import TextCoder
 
-from nemorl_agents.gateway.calls import Calls
+from nemorl_agents.gateway.calls import Calls, Newest
 from nemorl_agents.gateway.errors import RequestError
-from nemorl_agents.gateway.newest import Newest
 from nemorl_agents.gateway.rewards import Answers
 
 if TYPE_CHECKING:

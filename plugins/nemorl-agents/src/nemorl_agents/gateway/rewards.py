@@ -16,9 +16,9 @@ from nemorl.types import Completion
 from nemorl_rl.agents.contract import EpisodeError, EpisodePolicy
 
 from nemorl_agents.gateway.body import number_at, parsed, text_at, whole_at
+from nemorl_agents.gateway.calls import Newest
 from nemorl_agents.gateway.errors import RequestError, bad_field
 from nemorl_agents.gateway.fields import Field, checked, honoured
-from nemorl_agents.gateway.newest import Newest
 
 PATHS = ("/v1/reward", "/reward")
 """After the base URL: clients of OpenAI and of Anthropic have different ones."""

@@ -26,7 +26,7 @@ from nemorl_rl.chat.codec import ChatCodec
 from nemorl_rl.chat.conversation import Conversation
 from nemorl_rl.rollouts.seeding import derive_seed
 
-from nemorl_agents.gateway.newest import Newest
+from nemorl_agents.gateway.calls import Newest
 
 MOST_CONVERSATIONS = 256
 """That are remembered; one that was forgotten goes on from its messages as the template writes them."""

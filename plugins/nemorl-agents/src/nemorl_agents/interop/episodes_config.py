@@ -22,13 +22,11 @@ from nemorl.config import (
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import DatasetConfig, EnvironmentConfig
-from nemorl_rl.agents.gateways import gateway_is_installed
+from nemorl_rl.agents.gateways import GatewayConfig, gateway_is_installed
 from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
 from nemorl_rl.agents.seats import SeatUse, seat_problems
 from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field
-
-from nemorl_agents.gateway.config import GatewayConfig
 
 if TYPE_CHECKING:
     from nemorl.contracts import Environment

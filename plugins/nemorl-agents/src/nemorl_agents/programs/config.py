@@ -17,14 +17,12 @@ from nemorl.config.component import Component
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import EnvironmentConfig
-from nemorl_rl.agents.gateways import gateway_is_installed
+from nemorl_rl.agents.gateways import GatewayConfig, gateway_is_installed
 from nemorl_rl.agents.outcomes import OUTCOME_METRICS, Fate, outcome_problems
 from nemorl_rl.agents.seats import SeatUse, seat_problems
 from nemorl_rl.environments.references import FORM, reference_problems
 from nemorl_trust.encryption import plaintext_problem
 from pydantic import Field, WithJsonSchema
-
-from nemorl_agents.gateway.config import GatewayConfig
 
 if TYPE_CHECKING:
     from nemorl.contracts import Environment

@@ -12,8 +12,8 @@ from nemorl.types import Branch, GenerationRequest, Prompt, Sample, Samples, Sam
 from nemorl_cli.report.records.items import true_ids
 from nemorl_cli.report.records.media_files import read_media
 from nemorl_cli.report.records.reading import FOLDER, read_table, record_files
-from nemorl_rl.agents.placed import PlacedSample, TurnPlace
 from nemorl_rl.agents.seats import SeatScores
+from nemorl_rl.serving.requests import PlacedSample, TurnPlace
 from nemorl_rl.trainer import RolloutTrainer
 
 from nemorl_insight.diff.replaying import Replay, is_asynchronous

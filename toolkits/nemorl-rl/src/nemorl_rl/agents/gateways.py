@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
+from nemorl.config import Config, PlainText
 from nemorl.errors import PluginError
 from nemorl.plugins import registry
+from pydantic import Field
 
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.slots import GATEWAY
@@ -124,3 +126,21 @@ def start_gateway(rules: GatewayRules = ANY_AGENT) -> EpisodeGateway:
             "no installed package lets programs call the policy over HTTP", fix="pip install nemorl-agents"
         )
     return factory(rules)
+
+
+Name = Annotated[PlainText, Field(min_length=1, max_length=200)]
+
+
+class GatewayConfig(Config):
+    """How agents may call the policy over HTTP."""
+
+    models: tuple[Name, ...] = Field(("policy",), min_length=1)
+    """Names of models by which agents may call the policy; ``*`` stands for any characters. All others but ``policy``
+    are refused with the names that are served. The first one without ``*`` is what programs get as ``OPENAI_MODEL``."""
+    ignored_fields: tuple[Name, ...] = ()
+    """Fields of requests that are left out, with a warning the first time, whatever they ask for. For agents that
+    cannot be told to omit what would be refused."""
+
+    @property
+    def rules(self) -> GatewayRules:
+        return GatewayRules(self.models, self.ignored_fields)

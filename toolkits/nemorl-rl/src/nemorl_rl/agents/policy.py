@@ -18,10 +18,12 @@ from nemorl.types import Completion, GenerationRequest, SamplingParams
 
 from nemorl_rl.agents.contract import (
     AS_THE_RUN,
+    REMEDY,
     CallLimitError,
     CallOptions,
     ChatMessage,
     ChatReply,
+    ConstraintError,
     ContextOverflowError,
     EpisodeClosedError,
     EpisodeLimits,
@@ -29,7 +31,6 @@ from nemorl_rl.agents.contract import (
 )
 from nemorl_rl.agents.record import Call
 from nemorl_rl.rollouts.seeding import derive_seed
-from nemorl_rl.serving.constraints import REMEDY, ConstraintError
 from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.serving.requests import spans_of
 

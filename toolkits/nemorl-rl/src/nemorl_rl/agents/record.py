@@ -15,9 +15,8 @@ from nemorl.base.process.timing import Span, TurnSpan
 from nemorl.media import Media
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
 
-from nemorl_rl.agents.placed import TurnPlace
 from nemorl_rl.agents.seats import with_earned
-from nemorl_rl.serving.requests import TimedSample
+from nemorl_rl.serving.requests import TimedSample, TurnPlace
 
 
 @dataclass(frozen=True, slots=True)

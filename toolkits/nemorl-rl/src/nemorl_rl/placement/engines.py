@@ -17,10 +17,10 @@ from nemorl.resources.manager import LocalLauncher, short_name
 from nemorl.resources.worker import SUBMITTED_CALLS, WorkerContext, WorkerHost
 from nemorl.weights import WeightHandle, in_process_handle
 
+from nemorl_rl.agents.contract import CONSTRAINED
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.placement.tenant_resources import TenantResources
 from nemorl_rl.placement.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, Phase, PhaseGate
-from nemorl_rl.serving.constraints import CONSTRAINED
 from nemorl_rl.serving.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests
 from nemorl_rl.serving.snapshots import held_versions, takes_versions

@@ -6,6 +6,15 @@ Enough for a policy with its reference, a critic or teachers. Runs that sample a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from nemorl.resources.policies import TrainingPolicy
+
+if TYPE_CHECKING:
+    from nemorl.contracts import Head, Loss
+    from nemorl.metrics import Metrics
+    from nemorl_tensors import TokenBatch
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -19,15 +28,29 @@ from nemorl.contracts import WorkerGroup
 from nemorl.contracts.memory import DeviceMemoryError
 from nemorl.errors import WorkerLostError
 from nemorl.resources.manager import ResourceManager
-from nemorl.resources.policies import TrainingPolicy, Turn
+from nemorl.resources.policies import Turn
 
-from nemorl_rl.placement.proven import ProvenPolicy
 from nemorl_rl.placement.tenants import POLICY, Phase, Tenancy, TrainingTenant, phases
 
 if TYPE_CHECKING:
     from nemorl.trainer import BaseTrainer
 
     from nemorl_rl.planning.memory.watch import MemoryWatch
+
+
+class ProvenPolicy(TrainingPolicy):
+    """``TrainingPolicy``, which refuses to train a model that does not see its inputs."""
+
+    head: Head = "language_model"
+    _is_proven = False
+
+    def train_step(self, minibatch: TokenBatch, loss: Loss) -> Metrics:
+        if not self._is_proven:
+            from nemorl_rl.audit.dead_inputs import require_live_inputs
+
+            require_live_inputs(self, minibatch, self.head)
+            self._is_proven = True
+        return super().train_step(minibatch, loss)
 
 
 class TenantResources(ResourceManager):

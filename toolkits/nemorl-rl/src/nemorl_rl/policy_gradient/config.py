@@ -24,7 +24,6 @@ from pydantic_core import CoreSchema
 
 from nemorl_rl.policy_gradient.declared_metrics import POLICY_GRADIENT_METRICS
 from nemorl_rl.policy_gradient.penalties import MessagePenalties
-from nemorl_rl.policy_gradient.seats import SeatBaseline
 from nemorl_rl.policy_gradient.updates_config import UpdatesConfig
 from nemorl_rl.serving.sampler_precision import lower_precision
 
@@ -34,6 +33,11 @@ if TYPE_CHECKING:
 
     from nemorl_rl.policy_gradient.loss import PolicyGradientLoss
     from nemorl_rl.policy_gradient.updates import BatchTransform
+
+SeatBaseline = Literal["role", "hierarchical", "shared"]
+"""The others that a seat is compared with: those of its role in all episodes of the prompt; those of its role in its
+own episode where there are several (solvers of one problem that a proposer made), else in all; all seats of the prompt.
+"""
 
 
 class RewardScaling(Config):

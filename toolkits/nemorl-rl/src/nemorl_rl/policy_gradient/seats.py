@@ -10,17 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from nemorl.types import Branch, Sample, Samples, Score
 
-from nemorl_rl.agents.placed import PlacedSample
 from nemorl_rl.agents.seats import SeatScores, role_of
+from nemorl_rl.serving.requests import PlacedSample
 
-SeatBaseline = Literal["role", "hierarchical", "shared"]
-"""The others that a seat is compared with: those of its role in all episodes of the prompt; those of its role in its
-own episode where there are several (solvers of one problem that a proposer made), else in all; all seats of the prompt.
-"""
+if TYPE_CHECKING:
+    from nemorl_rl.policy_gradient.config import SeatBaseline
 
 
 def by_seat(samples: Samples, baseline: SeatBaseline = "role") -> Samples:

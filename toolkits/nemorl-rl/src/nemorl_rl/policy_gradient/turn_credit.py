@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, ClassVar
 from nemorl.metrics import Metric
 from nemorl.types import Sample, Samples
 
-from nemorl_rl.agents.placed import PlacedSample, TurnPlace
 from nemorl_rl.policy_gradient.advantages import are_counted, clip_advantages
+from nemorl_rl.serving.requests import PlacedSample, TurnPlace
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch

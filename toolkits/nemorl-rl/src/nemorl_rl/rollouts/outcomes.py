@@ -19,9 +19,6 @@ from nemorl.metrics import Mean, Metric
 from nemorl.types import Outcome, Sample
 from pydantic import Field
 
-from nemorl_rl.agents.seats import as_one, rewards_of
-from nemorl_rl.rollouts.censoring import expected_below
-
 Fate = float | Literal["lowest", "drop", "refill", "partial"]
 """The consequence of an end: this reward; the lowest reward of the group, at most 0; no verdict at all; the same after
 other samples were asked for; the reward that the environment gave."""
@@ -107,6 +104,8 @@ class OutcomeTable(Config):
             >>> [(one.reward, one.score.valid) for one in OutcomeTable().settled(group)]
             [(-1.0, True), (-1.0, True), (0.0, False)]
         """
+        from nemorl_rl.agents.seats import rewards_of  # which agents need, and configs do not
+
         kept = [one.score for one in group if one.score.valid and self.fate(outcome_of(one)) == "partial"]
         judged = [reward for score in kept for reward in rewards_of(score)]
         lowest = min([0.0, *judged])
@@ -119,6 +118,8 @@ class OutcomeTable(Config):
         if fate in ("drop", "refill"):
             score = replace(score, valid=False)
         elif fate != "partial":
+            from nemorl_rl.agents.seats import as_one
+
             reward = lowest if fate == "lowest" else float(fate)
             score = replace(as_one(score), reward=reward, components={}, correct=False, valid=True, turn_rewards=())
             branches = tuple(replace(branch, turn_rewards=()) for branch in sample.branches)
@@ -202,3 +203,33 @@ def failure_causes(samples: Sequence[Sample], most: int = 3) -> str:
     return ", ".join(
         f"{outcome} {count}" + (f" ({cause})" if cause else "") for (outcome, cause), count in found.most_common(most)
     )
+
+
+def expected_below(rewards: Sequence[float], bounds: Sequence[float]) -> list[float]:
+    """What is to be expected of rewards that are at most their bounds.
+
+    r_i = mean of { rewards <= bound_i } and { r_j : bound_j < bound_i };  bound_i where there are none
+
+    These are the conditional expectations E[R | R <= bound_i] under the Kaplan-Meier distribution of the group, which
+    Efron builds by sharing the mass of a censored value among those beyond it (The two sample problem with censored
+    data, 1967), and which Buckley and James put in the place of censored values (Biometrika 66, 1979).
+    Differs from the sources: mirrored, since bounds are from above; a reward equal to a bound counts as below it; no
+    covariates, so one pass is the fixed point.
+
+    Args:
+        rewards: Those that are known.
+        bounds: One for each that is not.
+
+    Returns:
+        One reward per bound, in input order, each at most its bound.
+
+    Example:
+        >>> expected_below([0.0, 0.5, 1.0], [0.75, 0.25])  # (0 + 0.5 + 0) / 3, and 0 alone
+        [0.16666666666666666, 0.0]
+    """
+    imputed: dict[float, float] = {}
+    for bound in sorted(set(bounds)):
+        lower = [value for value in bounds if value < bound]
+        values = [*(reward for reward in rewards if reward <= bound), *(imputed[value] for value in lower)]
+        imputed[bound] = math.fsum(values) / len(values) if values else bound
+    return [imputed[bound] for bound in bounds]

@@ -7,13 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nemorl.base.process.timing import Span, Timed, TimedTurns, TurnSpan
 from nemorl.contracts import RequestBackend
-from nemorl.types import Completion, GenerationRequest
-
-from nemorl_rl.agents.placed import PlacedSample
+from nemorl.types import Completion, GenerationRequest, Sample
 
 
 def notify_cancelled(future: Future[Any]) -> None:
@@ -71,6 +69,42 @@ class NamedRequests:
 # When responses, and the episodes that they are part of, began and ended. All are moments of `time.monotonic()` in the
 # process that drives the episodes. Engines may be on other machines, whose clocks differ: they say how long after its
 # request a response was made, and the moment of their answer is the anchor.
+
+
+class TurnPlace(NamedTuple):
+    """Where an answer of the policy stands.
+
+    Example:
+        >>> TurnPlace(sequence=0, start=4, stop=7).stop
+        7
+    """
+
+    sequence: int
+    """Which of the episode's token sequences it stands in."""
+    start: int
+    """Its first token there."""
+    stop: int
+    """One beyond its last."""
+    is_cut: bool = False
+    """The token limit ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedSample(Sample):
+    """A sample of which each answer and each seat is known. In its ``sequences`` these are still the whole episode's.
+
+    Example:
+        >>> from nemorl.types import Prompt, Score
+        >>> game = PlacedSample(Prompt(0, "", (5,)), (5, 6), (False, True), (0.0, -1.0), Score(0.0), "", "stop",
+        ...                     turn_places=(TurnPlace(0, 1, 2),), seats=("white",))
+        >>> game.seats
+        ('white',)
+    """
+
+    turn_places: tuple[TurnPlace, ...] = ()
+    """The answers that are trained, in the order in which they were asked for."""
+    seats: tuple[str, ...] = ()
+    """The seat of each token sequence; those of one seat are neighbours. Empty: the episode has no seats."""
 
 
 @dataclass(frozen=True, slots=True)

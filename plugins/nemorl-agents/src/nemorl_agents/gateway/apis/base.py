@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from nemorl.types import Completion
-from nemorl_rl.agents.contract import CallOptions, ChatMessage, ChatReply, ToolChoice
+from nemorl_rl.agents.contract import CallOptions, ChatMessage, ChatReply, ConstraintError, ToolChoice
 from nemorl_rl.chat.text import TextCoder
-from nemorl_rl.serving.constraints import ConstraintError
 
 from nemorl_agents.gateway.body import kind, list_at, object_at, text_at
 from nemorl_agents.gateway.calls import Answer

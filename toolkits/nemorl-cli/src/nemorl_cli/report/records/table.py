@@ -12,9 +12,9 @@ import pyarrow as pa
 from nemorl.base.process.timing import TimedTurns
 from nemorl.media import Media, media_by_name
 from nemorl.types import Sample, Score
-from nemorl_rl.agents.placed import PlacedSample
 from nemorl_rl.agents.seats import SeatScores
 from nemorl_rl.rollouts.outcomes import outcome_of
+from nemorl_rl.serving.requests import PlacedSample
 
 from nemorl_cli.report.records.columns import doubles, field_lists, named_numbers, strings, token_lists
 from nemorl_cli.report.records.items import Shown
