@@ -68,12 +68,12 @@ def test_tokens_of_items_are_numbers_below_zero_and_the_items_stand_beside_them(
     assert row["prompt_media"] == 2
     [prompt, policy] = row["turns"]
     assert prompt["text"] == "ab"
-    assert prompt["media"] == [
+    assert prompt["shown"] == [
         {"item": 0, "at": 1, "tokens": 3},
         {"item": 1, "at": 2, "tokens": 2},
         {"item": 0, "at": 2, "tokens": 3},
     ]
-    assert policy["media"] == []
+    assert policy["shown"] == []
 
 
 def test_an_item_shown_twice_in_a_row_is_two_items_of_its_length() -> None:
@@ -81,7 +81,7 @@ def test_an_item_shown_twice_in_a_row_is_two_items_of_its_length() -> None:
     [row] = rows(sample)
     assert row["sequences"][0]["token_ids"][:4] == [-1] * 4
     assert row["media"][0]["tokens"] == 2
-    assert [(one["at"], one["tokens"]) for one in row["turns"][0]["media"]] == [(0, 2), (0, 2)]
+    assert [(one["at"], one["tokens"]) for one in row["turns"][0]["shown"]] == [(0, 2), (0, 2)]
     assert true_ids(row["sequences"][0]["token_ids"], row["media"]) == sample.token_ids
 
 
@@ -97,7 +97,7 @@ def test_markers_between_the_tokens_of_an_item_part_its_run_but_not_the_item() -
     table = table_of(Rollout("run", "train", 1, 0.0, [Group(0, [sample])]), lambda ids: decode(ids).replace("\0", ""))
     [row] = table.to_pylist()
     assert row["sequences"][0]["token_ids"] == [-1, -1, 0, -1, -1, 50]
-    assert row["turns"][0]["media"] == [{"item": 0, "at": 0, "tokens": 4}]
+    assert row["turns"][0]["shown"] == [{"item": 0, "at": 0, "tokens": 4}]
     assert true_ids(row["sequences"][0]["token_ids"], row["media"]) == sample.token_ids
 
 
@@ -109,7 +109,7 @@ def test_observations_and_branches_show_items_of_the_episode() -> None:
     assert row["prompt_media"] == 1
     assert row["sequences"][1]["token_ids"] == [-3, -3, 63, 55]
     [of_environment] = [turn for turn in row["turns"] if turn["author"] == "environment"]
-    assert of_environment["media"] == [{"item": 1, "at": 4, "tokens": 3}]
+    assert of_environment["shown"] == [{"item": 1, "at": 4, "tokens": 3}]
     items = {item.digest: item for item in sample.media}
     found = _sample({**row, "outcome": "scored"}, items)
     assert found.sequences == sample.sequences
@@ -119,7 +119,7 @@ def test_observations_and_branches_show_items_of_the_episode() -> None:
 
 def test_an_episode_of_text_has_no_items() -> None:
     [row] = rows(episode(["a"]))
-    assert (row["media"], row["prompt_media"], row["turns"][0]["media"]) == ([], 0, [])
+    assert (row["media"], row["prompt_media"], row["turns"][0]["shown"]) == ([], 0, [])
     assert row["sequences"][0]["token_ids"] == [97, 50]
 
 

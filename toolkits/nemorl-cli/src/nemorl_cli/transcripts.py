@@ -144,7 +144,7 @@ def _parts(record: Record, labels: Sequence[str], *, full: bool) -> Iterator[tup
         for turn in record["turns"]:
             lead = f"[sequence {turn['sequence']}] " if several and turn["author"] == "prompt" else ""
             earned = f"  (earned {_number(turn['reward'])})" if turn.get("reward") is not None else ""
-            yield turn["author"], f"{lead}{with_labels(turn['text'], turn.get('media'), labels)}{earned}"
+            yield turn["author"], f"{lead}{with_labels(turn['text'], turn.get('shown'), labels)}{earned}"
     else:
         shown = labels[: len(prompt_items(record))]
         yield "prompt", " ".join([*shown, str(record.get("prompt") or "")])

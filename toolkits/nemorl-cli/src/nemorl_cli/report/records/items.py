@@ -90,7 +90,7 @@ class Shown:
 
 
 def shown_in(runs: Sequence[Run], ids: Sequence[int], start: int, decode: Callable[[Sequence[int]], str]) -> list[Any]:
-    """``media`` of a turn: each item where it is shown, and how many characters of the turn's text stand before it.
+    """``shown`` of a turn: each item where it is shown, and how many characters of the turn's text stand before it.
 
     What the model's family writes between the tokens of one item, and the tokenizer shows as nothing, parts none.
 
@@ -113,7 +113,7 @@ def shown_in(runs: Sequence[Run], ids: Sequence[int], start: int, decode: Callab
 
 
 def shown_column(turns: Sequence[Sequence[Mapping[str, int]]]) -> pa.Array:
-    """``media`` of turns."""
+    """``shown`` of turns."""
     return pa.array([[*turn] for turn in turns], pa.list_(SHOWN))
 
 

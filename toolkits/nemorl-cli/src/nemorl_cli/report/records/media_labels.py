@@ -48,7 +48,7 @@ def with_labels(text: str, shown: Sequence[Mapping[str, int]] | None, labels: Se
 
     Args:
         text: Of the turn.
-        shown: ``media`` of the turn.
+        shown: ``shown`` of the turn.
         labels: Of the episode's items.
 
     Example:

@@ -33,7 +33,7 @@ TURN = pa.struct(
         ("reward", pa.float64()),
         ("began_s", pa.float64()),
         ("ended_s", pa.float64()),
-        ("media", pa.list_(SHOWN)),
+        ("shown", pa.list_(SHOWN)),
     ]
 )
 RUNS = pa.list_(pa.struct([("start", pa.int32()), ("version", pa.int32())]))

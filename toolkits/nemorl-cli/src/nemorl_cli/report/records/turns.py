@@ -85,7 +85,7 @@ def turns_column(
     rewards = [_rewards(sample) for sample in samples]
     spans = [{} if began_s is None else _spans(sample, -began_s) for sample in samples]
     ids, ends = tokens.token_ids, tokens.lengths[runs.sequence]
-    texts, earned, began, ended, media = [], [], [], [], []
+    texts, earned, began, ended, shown_of = [], [], [], [], []
     places = zip(runs.authors, episode.tolist(), number.tolist(), runs.start.tolist(), runs.stop.tolist(), strict=True)
     for (author, which, part, start, stop), number_of_all, offset, length in zip(
         places, runs.sequence.tolist(), tokens.starts[runs.sequence].tolist(), ends.tolist(), strict=True
@@ -102,7 +102,7 @@ def turns_column(
         began.append(span[0])
         ended.append(span[1])
         seen = shown.runs.get(number_of_all)
-        media.append(shown_in(seen, ids[offset + start : offset + stop].tolist(), start, decode) if seen else ())
+        shown_of.append(shown_in(seen, ids[offset + start : offset + stop].tolist(), start, decode) if seen else ())
     columns = {
         "author": strings(runs.authors),
         "text": strings(texts),
@@ -112,7 +112,7 @@ def turns_column(
         "reward": doubles(earned),
         "began_s": doubles(began),
         "ended_s": doubles(ended),
-        "media": shown_column(media),
+        "shown": shown_column(shown_of),
     }
     structs = pa.StructArray.from_arrays([columns[field.name] for field in TURN], fields=list(TURN))
     bounds = np.searchsorted(episode, np.arange(len(samples) + 1))

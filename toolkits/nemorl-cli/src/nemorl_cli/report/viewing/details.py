@@ -69,9 +69,9 @@ def details_of(table: pa.Table, texts: Mapping[int, str], folder: Path) -> list[
 
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-    shown, text = turn.get("media") or (), turn["text"] or ""
+    shown, text = turn.get("shown") or (), turn["text"] or ""
     if not shown:
-        return {name: value for name, value in turn.items() if name != "media"}
+        return {name: value for name, value in turn.items() if name != "shown"}
     pieces: list[str | int] = []
     end = 0
     for one in shown:
