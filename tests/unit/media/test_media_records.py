@@ -27,6 +27,7 @@ from nemorl_cli.report.records.writing import Recorder
 from nemorl_cli.transcripts import token_table
 from nemorl_insight.diff.recorded import _sample
 from nemorl_insight.diff.rollouts import RecordPair, StepRecords
+from nemorl_rl.rollouts.completions import shown_prompt
 from nemorl_rl.rollouts.recording import RecordingConfig
 from record_files import write_records
 from recorded_messages import Raises
@@ -126,9 +127,9 @@ def test_an_episode_of_text_has_no_items() -> None:
 @pytest.mark.parametrize(
     ("ids", "media", "told"),
     [
-        ([*RED.token_ids(2), 50], (BLUE,), "does not carry"),
-        ([*RED.token_ids(3)[1:], 50], (RED,), "shown in part"),
-        ([*RED.token_ids(3), *RED.token_ids(2), 50], (RED,), "shown in part"),
+        ([*RED.token_ids(2), 50], (BLUE,), "carry"),
+        ([*RED.token_ids(3)[1:], 50], (RED,), "part"),
+        ([*RED.token_ids(3), *RED.token_ids(2), 50], (RED,), "part"),
     ],
 )
 def test_tokens_that_could_not_be_rebuilt_are_refused(ids: list[int], media: tuple[Media, ...], told: str) -> None:
@@ -272,3 +273,8 @@ def test_json_lines_say_how_many_bytes_there_are_and_not_which() -> None:
     assert json.loads(text)["image"] == f"{len(RED.data)} bytes"
     assert len(text) < 200
     assert "PNG" not in text
+
+
+def test_a_run_under_way_names_the_images_of_a_prompt() -> None:
+    prompt = episode(["what?", (RED, 2), (TONE, 2)]).prompt
+    assert shown_prompt(prompt) == f"[image 90x60 {RED.digest[:4]}…] [audio 0.5 s {TONE.digest[:4]}…] what?"

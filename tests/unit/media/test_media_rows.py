@@ -16,8 +16,10 @@ from nemorl_rl.chat.media import shown_parts
 from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.data.encoding import encode_pair, encode_row
 from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.environments import RewardFunction
 from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_rl.rollouts.prompts import to_prompt
+from nemorl_rl.rollouts.rehearsal import rehearse
 from nemorl_testing.seeing import drawing, tiny_sight
 from PIL import Image
 
@@ -157,3 +159,14 @@ def test_a_model_of_text_alone_refuses_images(row: dict[str, Any], tmp_path: Any
     policy = PolicyConfig(model_name=str(write_tiny_model(tmp_path, hidden_size=32)))
     with pytest.raises(DataError, match="the model reads text alone"):
         to_prompt(row, 0, Tokenizer.of(policy))
+
+
+def test_a_reward_is_tried_on_a_row_with_an_image_before_the_model_is_known() -> None:
+    seen: list[str] = []
+
+    def reward(prompt: str, response: str) -> float:
+        seen.append(prompt)
+        return 1.0
+
+    rehearse(RewardFunction(reward), {"prompt": "how many?", "image": drawing(1).data, "answer": "2"}, pytest.fail)
+    assert seen == ["how many?"]

@@ -133,17 +133,8 @@ def dumps(value: Any) -> bytes:
     Numpy and torch scalars become numbers, bytes how many they are, other unknown objects text. Model output may hold
     lone surrogates, which UTF-8 cannot: they are written as JSON's own ``\\udXXX`` escapes.
     """
-    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=as_text)
+    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
     return text.encode("utf-8", errors="backslashreplace")
-
-
-def as_text(value: object) -> str:
-    """What JSON does not know, as text for people: never the content of a file.
-
-    >>> as_text(b"..."), as_text({1})
-    ('3 bytes', '{1}')
-    """
-    return f"{len(value)} bytes" if isinstance(value, bytes | bytearray | memoryview) else str(value)
 
 
 @runtime_checkable
@@ -163,11 +154,11 @@ def _finite(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
         return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray):
+    if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray | memoryview):
         return [_finite(item) for item in value]
     if isinstance(value, _Scalar) and value.ndim == 0:
         return _finite(value.item())
-    return value
+    return f"{len(value)} bytes" if isinstance(value, bytes | bytearray | memoryview) else value
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from nemorl.base.files.jsonl import as_text
 from nemorl.errors import BackendError, UsageError
 
 LOG_LINES = 12
@@ -101,7 +100,7 @@ class WorkerProcess:
         return number, answer
 
     def _write(self, question: Mapping[str, Any]) -> None:
-        line = json.dumps(question, default=as_text).encode() + b"\n"
+        line = json.dumps(question, default=str).encode() + b"\n"
         with self._lock, suppress(OSError, ValueError):  # it has ended, of which the listener tells all who wait
             assert self._process.stdin is not None
             self._process.stdin.write(line)

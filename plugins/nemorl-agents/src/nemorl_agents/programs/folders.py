@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.files.jsonl import as_text
+from nemorl.base.files.jsonl import dumps
 from nemorl.base.files.owned_folders import mark
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import DataError
@@ -56,9 +55,9 @@ class EpisodeFolder:
                 raise DataError(f"file {name!r} would lie outside the agent's folder", fix="correct environment.files")
             target.parent.mkdir(parents=True, exist_ok=True)
             value = _column(columns, column)
-            target.write_text(value if isinstance(value, str) else json.dumps(value, default=as_text), encoding="utf-8")
+            target.write_bytes(value.encode() if isinstance(value, str) else dumps(value))
         task = {"prompt": prompt.text, "messages": [dict(message) for message in prompt.messages], "row": dict(columns)}
-        self.task.write_text(json.dumps(task, default=as_text, ensure_ascii=False), encoding="utf-8")
+        self.task.write_bytes(dumps(task))
 
     def keep(self, stdout: str, stderr: str) -> None:
         """Where folders are kept: the output beside the work."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.contracts.environment import Environment, as_score
 from nemorl.errors import ConfigIssue, NemorlError, boundary
+from nemorl.media import Media
 from nemorl.plugins.slots import foreign_words
 from nemorl.types import Prompt, Row
 
@@ -44,11 +46,22 @@ def rehearse(environment: Environment, row: Row | None, warn: Callable[[str], No
         _rehearse(part, row or {}, warn)
 
 
+class _AnyFamily:
+    """Stands in for that of the model: whether it sees or hears is asked once its tokenizer is loaded."""
+
+    def named(self, media: Media) -> Media:
+        return media
+
+
 class _NoTokens(Tokenizer):
-    """Stands in before the model's tokenizer is loaded: a reward function sees text."""
+    """Stands in before the model's tokenizer is loaded: a reward function sees text, and the row's images."""
 
     def __init__(self) -> None:
         super().__init__(None)
+
+    @cached_property
+    def family(self) -> Any:
+        return _AnyFamily()
 
     def encode(self, text: str) -> list[int]:
         return []

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nemorl.base.files.jsonl import as_text
+from nemorl.base.files.jsonl import dumps
 from nemorl.types import Prompt
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def question_of(config: JudgeConfig, prompt: Prompt, response: str) -> Question:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=as_text)
+    return value if isinstance(value, str) else dumps(value).decode()
 
 
 def _json_score(reply: str, mark: str) -> float | None:
