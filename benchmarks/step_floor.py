@@ -217,7 +217,7 @@ def decoding_steps(
         for count in rows:
             decoder = LlamaDecoder(model, 2 * PROMPT_TOKENS + repeats)
             prompts = [tuple(range(row + 1, row + 1 + PROMPT_TOKENS)) for row in range(count)]
-            decoder.admit(prompts, max(DECODED_TOKENS, repeats + 1))
+            decoder.admit(prompts, max(DECODED_TOKENS, repeats + 1), {})
             tokens = torch.arange(count)
             inputs = {size: torch.randn(count, size).to(weights[0].dtype) for size in {w.shape[1] for w in weights}}
 

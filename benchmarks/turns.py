@@ -62,7 +62,7 @@ def conversation(decoder: Any, rows: int, seed: int) -> dict[str, float]:
         marks.append(time.process_time())
         return said
 
-    decoder.admit(prompts, RESPONSE)
+    decoder.admit(prompts, RESPONSE, {})
     marks.append(time.process_time())
     said = respond()
     decoder.save_turns({row: (*prompts[row], *said[row][:-1]) for row in range(rows)})
@@ -70,7 +70,7 @@ def conversation(decoder: Any, rows: int, seed: int) -> dict[str, float]:
     answers = tokens(rows, OBSERVATION, draw)
     second = [(*prompts[row], *said[row], *answers[row]) for row in range(rows)]
     marks.append(time.process_time())
-    decoder.admit(second, RESPONSE)
+    decoder.admit(second, RESPONSE, {})
     marks.append(time.process_time())
     respond()
     decoder.keep([])

@@ -134,6 +134,7 @@ WRITES_IN_DRAFTS = {
     "toolkits/nemorl-tensors/src/nemorl_tensors/engines/checkpoint_files.py",
     "toolkits/nemorl-tensors/src/nemorl_tensors/engines/model_folder.py",
     "toolkits/nemorl-testing/src/nemorl_testing/loggers.py",
+    "toolkits/nemorl-testing/src/nemorl_testing/seeing_hearing.py",
     "toolkits/nemorl-testing/src/nemorl_testing/smoke.py",
     "toolkits/nemorl-testing/src/nemorl_testing/templates.py",
     "toolkits/nemorl-testing/src/nemorl_testing/scaffold/writing.py",

@@ -17,7 +17,8 @@ from nemorl_rl.data.tokenizer import Tokenizer
 from recorded_messages import Raises
 
 GRPO = {"algorithm": "grpo", "model": "org/model"}
-ALGORITHMS = ("grpo", "sapo", "vespo", "dr_grpo", "gspo", "sft", "dpo", "kto", "orpo", "simpo", "reinforce_plus_plus")
+KIN = ("sapo", "vespo", "dr_grpo", "gspo", "gmpo", "dppo", "clip_cov", "kl_cov", "dro", "reinforce_plus_plus")
+ALGORITHMS = ("grpo", *KIN, "sft", "dpo", "kto", "orpo", "simpo")
 
 
 def fix_of(config: dict[str, Any], overrides: tuple[str, ...] = ()) -> str:

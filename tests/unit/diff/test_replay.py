@@ -16,6 +16,7 @@ from nemorl_cli.report.records.table import Group, Rollout, table_of
 from nemorl_insight.diff.recorded import _sample, rescored
 from nemorl_insight.diff.replaying import OF_REPLAY, OF_SAMPLER, OF_TRAINER, Replay
 from nemorl_insight.diff.run_files import RunFiles
+from nemorl_rl.serving.requests import PlacedSample, TurnPlace
 from real_runs import fingerprint, real_run
 from recorded_messages import Raises
 from safetensors.torch import load_file
@@ -28,10 +29,11 @@ OPTIMIZER = MODEL.replace("model/", "optimizer/", 1)
 
 def test_a_recorded_episode_is_the_sample_that_was_recorded() -> None:
     score = Score(0.5, {"format": 0.5}, {"late": 1.0}, True, "4", True, outcome="truncated", cause="CallLimitError")
-    sample = Sample(
+    sample = PlacedSample(
         Prompt(3, "2+2=", (5, 6), answer="4"), (5, 6, 7, 8, 9), (False, False, True, False, True),
         (0.0, 0.0, -0.5, 0.0, -0.25), score, "9", "length", 2, (3, 4), ((2, 0.25), (4, 0.25)),
-        (Branch((5, 9), (False, True), (0.0, -1.5), ((1, 0.0),), ((1, 4),)),), ((2, 3), (4, 4)),
+        (Branch((5, 9), (False, True), (0.0, -1.5), ((1, 0.0),), ((1, 4),)),), version_runs=((2, 3), (4, 4)),
+        turn_places=(TurnPlace(0, 2, 3), TurnPlace(0, 4, 5), TurnPlace(1, 1, 2)),
     )  # fmt: skip
     table = table_of(Rollout("run", "train", 4, 0.0, [Group(3, [sample])]), lambda ids: " ".join(map(str, ids)))
     (row,) = table.to_pylist()

@@ -33,6 +33,8 @@ class Engine:
 class Codec:
     """Each message is one token."""
 
+    family = None
+
     def render(self, messages: Any, tools: Any) -> tuple[int, ...]:
         return tuple(range(len(messages)))
 

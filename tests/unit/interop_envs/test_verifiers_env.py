@@ -85,8 +85,8 @@ def test_a_role_that_verifiers_trains_can_be_left_out() -> None:
     assert found.score.reward == 1.0
 
 
-def test_a_seat_that_no_engine_can_play_is_refused() -> None:
-    with pytest.raises(ValidationError, match=r"(?s)seats\.user.*initial weights"):
+def test_a_seat_that_no_engine_can_play_is_refused(raises: Raises) -> None:
+    with raises(ValidationError):
         VerifiersEnvConfig(taskset="toy", seats={"user": "frozen"})
     assert VerifiersEnvConfig(taskset="toy", seats={"user": "untrained"}).seats == {"user": "untrained"}
 

@@ -14,6 +14,7 @@ from nemorl.media import Media
 from nemorl_media.audio import media_of_sound, samples
 from nemorl_media.decoding import MAX_BYTES
 from nemorl_testing.seeing import tune
+from recorded_messages import Raises
 from seen_families import seer
 
 soundfile = pytest.importorskip("soundfile")
@@ -82,15 +83,15 @@ def test_a_sound_of_a_dataset_is_its_samples() -> None:
             media_of_sound(bad)
 
 
-def test_a_long_sound_is_refused_and_never_cut() -> None:
+def test_a_long_sound_is_refused_and_never_cut(raises: Raises) -> None:
     assert len(heard(file_of(tone(2.0), "FLAC"), max_s=2.0)) == 2 * RATE
-    with pytest.raises(DataError, match=r"longer than 2 s"):
+    with raises(DataError):
         heard(file_of(tone(2.001), "FLAC"), max_s=2.0)
     hearing = seer("qwen2_audio")  # hears four seconds
     assert hearing.family.item(tune(1, 4.0)).tokens == 100  # 400 frames of 10 ms, four to a token
-    with pytest.raises(DataError, match="longer than 4 s"):
+    with raises(DataError):
         hearing.family.item(tune(1, 4.01))
-    with pytest.raises(DataError, match="too short"):
+    with raises(DataError):
         hearing.family.item(tune(1, 0.01))
 
 

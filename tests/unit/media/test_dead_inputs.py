@@ -13,6 +13,7 @@ from nemorl_media.blanks import blank_image, negative
 from nemorl_media.decoding import pixels
 from nemorl_rl.audit.dead_inputs import require_live_inputs, swaps
 from nemorl_tensors import TokenBatch
+from recorded_messages import Raises
 from torch import Tensor
 
 RED = blank_image(shade=200)
@@ -113,7 +114,9 @@ def test_a_run_that_sees_is_trained(tmp_path: Any) -> None:
 
 
 @pytest.mark.usefixtures("blind")
-def test_a_run_that_is_blind_ends_before_it_learns(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_blind_ends_before_it_learns(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, raises: Raises
+) -> None:
     monkeypatch.setattr("nemorl_dtensor.verification._verify_sight", lambda *_: None)  # which would say so before
-    with pytest.raises(BackendError, match="images do not reach the model"):
+    with raises(BackendError):
         sft(tmp_path).fit(None)

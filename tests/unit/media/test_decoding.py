@@ -16,6 +16,7 @@ from nemorl.errors import DataError
 from nemorl.media import Media
 from nemorl_media.decoding import MAX_BYTES, MAX_RATIO, media_of_image, media_of_url, pixels
 from PIL import Image
+from recorded_messages import Raises
 
 
 def file_of(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
@@ -54,7 +55,7 @@ def test_a_png_cut_anywhere_is_refused() -> None:
             shown(data[:length])
 
 
-def test_a_header_of_more_pixels_than_allowed_is_refused_before_they_are_made() -> None:
+def test_a_header_of_more_pixels_than_allowed_is_refused_before_they_are_made(raises: Raises) -> None:
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)  # 10.8 GB of RGB in 100 bytes
     bomb = (
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 100)) + chunk(b"IEND", b"")
@@ -62,7 +63,7 @@ def test_a_header_of_more_pixels_than_allowed_is_refused_before_they_are_made() 
     with pytest.raises(DataError):
         shown(bomb)
     just_over = struct.pack(">IIBBBBB", 8_001, 8_000, 8, 2, 0, 0, 0)
-    with pytest.raises(DataError, match="8001 x 8000 pixels, more than 64 million"):
+    with raises(DataError):
         shown(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", just_over) + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
 
 
@@ -114,7 +115,7 @@ def test_an_animation_is_its_first_frame(form: str) -> None:
     assert is_red(shown(data))
 
 
-def test_modes_are_shown_as_a_viewer_shows_them() -> None:
+def test_modes_are_shown_as_a_viewer_shows_them(raises: Raises) -> None:
     white, grey = (255, 255, 255), (128, 128, 128)
     cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))  # no cyan, all magenta and yellow: red
     assert is_red(shown(file_of(cmyk, "JPEG")))
@@ -127,7 +128,7 @@ def test_modes_are_shown_as_a_viewer_shows_them() -> None:
     turned = Image.Exif()
     turned[0x112] = 6  # shown turned by 90 degrees
     assert shown(file_of(picture(), "JPEG", exif=turned)).size == (40, 50)
-    with pytest.raises(DataError, match="white is not known"):
+    with raises(DataError):
         shown(file_of(Image.new("F", (2, 2), 0.5), "TIFF"))
 
 

@@ -13,6 +13,7 @@ from nemorl_media.expansion import expanded_prompt
 from nemorl_media.family import Item
 from nemorl_media.slots import family_of
 from nemorl_testing.seeing import tiny_sight
+from recorded_messages import Raises
 from seen_families import Seer, seer
 
 SIZES = [(90, 60), (40, 100), (120, 120), (64, 64), (300, 21), (21, 300)]
@@ -107,7 +108,7 @@ def test_crops_of_a_long_image_are_images_of_their_own() -> None:
     assert cropping.named(media[0]).digest != of.family.named(media[0]).digest  # other settings, another item
 
 
-def test_a_text_with_other_placeholders_than_items_is_refused() -> None:
+def test_a_text_with_other_placeholders_than_items_is_refused(raises: Raises) -> None:
     of = seer("gemma3")
     item = of.family.item(of.media(1))
 
@@ -117,16 +118,16 @@ def test_a_text_with_other_placeholders_than_items_is_refused() -> None:
     for text, items in (("none", [item]), ("<start_of_image>", []), ("<start_of_image>" * 2, [item])):
         with pytest.raises(DataError, match="placeholders"):
             expand(text, *items)
-    with pytest.raises(DataError, match="stands for an image or a sound"):
+    with raises(DataError):
         expand("<start_of_image> and <image_soft_token>", item)
     assert expand("text alone") == of.encode("text alone")
 
 
-def test_a_setting_that_makes_images_of_another_size_than_the_tower_sees_is_refused() -> None:
+def test_a_setting_that_makes_images_of_another_size_than_the_tower_sees_is_refused(raises: Raises) -> None:
     of = seer("llava")
     uncropped = family_of(of.model.config, str(tiny_sight("llava")), {"do_center_crop": False})
     assert uncropped is not None
-    with pytest.raises(BackendError, match="84 x 56 pixels, and the tower sees 56 x 56"):  # of 90 x 60
+    with raises(BackendError):  # of 90 x 60
         uncropped.item(of.media(1))
 
 

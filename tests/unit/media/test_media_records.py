@@ -113,7 +113,8 @@ def test_observations_and_branches_show_items_of_the_episode() -> None:
     assert of_environment["shown"] == [{"item": 1, "at": 4, "tokens": 3}]
     items = {item.digest: item for item in sample.media}
     found = _sample({**row, "outcome": "scored"}, items)
-    assert found.sequences == sample.sequences
+    told = [(one.token_ids, one.response_mask, one.generation_logprobs) for one in found.sequences]
+    assert told == [(one.token_ids, one.response_mask, one.generation_logprobs) for one in sample.sequences]
     assert found.media == sample.media
     assert found.prompt.media == sample.prompt.media == (RED,)
 

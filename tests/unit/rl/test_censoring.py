@@ -10,6 +10,7 @@ from nemorl.errors import ConfigError
 from nemorl.types import Outcome, Prompt, Sample, Samples, Score
 from nemorl_rl.policy_gradient.advantages import over_valid
 from nemorl_rl.rollouts.outcomes import OutcomeTable, expected_below
+from recorded_messages import Raises
 
 LATE: Outcome = "environment_timeout"
 UPPER: dict[str, Any] = {"environment_timeout": "partial", "censored": "upper"}
@@ -99,14 +100,14 @@ def test_estimators_of_means_use_it(settings: dict[str, Any], expected: list[flo
     "algorithm",
     ["grpo", "dapo", "gdpo", "maxrl", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "raw_reward", "ppo"],
 )
-def test_estimators_that_divide_refuse_it_by_name(algorithm: str) -> None:
-    with pytest.raises(ConfigError, match=rf"censored: {algorithm} does more"):
+def test_estimators_that_divide_refuse_it_by_name(algorithm: str, raises: Raises) -> None:
+    with raises(ConfigError):
         load_config({"model": "m", "algorithm": algorithm, "rollouts": {"on_outcome": UPPER}})
 
 
 @pytest.mark.parametrize("fate", ["drop", "refill", "lowest"])
-def test_a_time_out_without_a_reward_is_no_bound(fate: str) -> None:
-    with pytest.raises(ConfigError, match="no reward that could be a bound"):
+def test_a_time_out_without_a_reward_is_no_bound(fate: str, raises: Raises) -> None:
+    with raises(ConfigError):
         load_config(
             {"model": "m", "algorithm": "rloo", "rollouts": {"on_outcome": {**UPPER, "environment_timeout": fate}}}
         )

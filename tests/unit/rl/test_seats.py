@@ -25,7 +25,8 @@ from nemorl_rl.agents.seats import (
     with_earned,
 )
 from nemorl_rl.policy_gradient.advantages import group_advantages, over_valid
-from nemorl_rl.policy_gradient.seats import SeatBaseline, by_seat
+from nemorl_rl.policy_gradient.config import SeatBaseline
+from nemorl_rl.policy_gradient.seats import by_seat
 from nemorl_rl.rollouts.outcomes import OutcomeTable
 from nemorl_rl.serving.requests import PlacedSample, TurnPlace
 from nemorl_tensors import TokenBatch

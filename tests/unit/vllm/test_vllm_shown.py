@@ -11,6 +11,7 @@ from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.media import Media
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_media.kept_items import KeptItems
 from nemorl_testing.models import tiny_model
 from nemorl_testing.seeing import drawing, tiny_sight
 from recorded_messages import Raises
@@ -57,11 +58,10 @@ def test_a_prompt_is_processed_once_on_its_way_to_the_engine(
         return process(shown.family, item)
 
     monkeypatch.setattr(shown.family, "process", counted)
-    monkeypatch.setattr("nemorl_media.family.CACHE_BYTES", 0)  # a family forgets each item at the next one
+    monkeypatch.setattr(shown.family, "_items", KeptItems(0))  # a family forgets each item at the next one
     other = shown.family.named(drawing(7))
     ids = tuple(other.token_ids(6))
     requests = [request_with_image, replace(request_with_image, token_ids=ids, media=(other,))]
-    shown.family._items.clear()
     for index, one in enumerate(requests):
         limits.check(index, one)
     taken = [shown.take(one) for one in requests]

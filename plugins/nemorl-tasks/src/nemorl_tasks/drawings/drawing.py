@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import random
 from collections.abc import Sequence
@@ -40,7 +41,8 @@ class Drawings(Sequence[Any]):
         number = range(self._count)[index]
         config = self._config
         data, answer = drawn(config, random.Random(f"{config.task}/{config.seed}/{self._split}/{number}"))
-        asked = [{"type": "image", "image": data}, {"type": "text", "text": QUESTIONS[config.task]}]
+        url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        asked = [{"type": "image", "image": url}, {"type": "text", "text": QUESTIONS[config.task]}]
         return {"prompt": [{"role": "user", "content": asked}], "answer": answer, "response": answer}
 
 
