@@ -1,13 +1,15 @@
 """Tokens until 90 % of sums are right: distillation from oneself against GRPO.
 
     python benchmarks/self_distillation.py --warm-up-to model        once: the model that all runs begin with
-    python benchmarks/self_distillation.py --model model --seeds 3   one JSON object per line, then the table
+    python benchmarks/self_distillation.py --model model --experts-to experts    once: the teachers of ``mopd``
+    python benchmarks/self_distillation.py --model model --experts experts --seeds 3   a JSON object per line, the table
 
 A tiny model is warmed up by SFT to two things. Asked ``12+30=``, it gives a teacher's answers, of which one in five is
 right. Asked ``57:12+30=``, it gives the number before the colon, whatever it is: a policy that can use what it is told.
 Then 200 of the sums are trained on. GRPO and SDPO are rewarded for right answers; to ``sdpo, feedback`` a wrong one is
 answered as a failed test answers, with what was expected. OPSD and SDFT are given the answer as privileged text and no
-reward. A seed changes the order of the data and every sampled token.
+reward. ``mopd`` has GRPO's rewards and two experts, each of which knows the sums of one domain (first operand below 25,
+or not) and is no better than the policy in the other. A seed changes the order of the data and every sampled token.
 
 The goal is 90 % of the responses to 100 of these sums, sampled at temperature 1 without any hint. Tokens are all that
 steps sample, prompts included; those that a teacher reads beside are counted apart, validation not at all. A run ends
@@ -42,10 +44,13 @@ from nemorl_tasks.quickstart import recipe  # noqa: E402
 SINGLE = {"num_prompts_per_step": 32, "num_generations_per_prompt": 1, "topk": 32}
 EIGHT = {"num_prompts_per_step": 8, "num_generations_per_prompt": 8}
 FOUR = {"num_prompts_per_step": 8, "num_generations_per_prompt": 4}
+TWO = {"num_prompts_per_step": 16, "num_generations_per_prompt": 2}
+MOPD = {"algorithm": "mopd", "kl_penalty": 0.0, "teacher_column": "domain"}
 SIBLINGS = {"teacher_prompt": "{demonstration}{prompt}", "demonstration_text": "{demonstration}:", "topk": 32}
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"algorithm": "grpo", "kl_penalty": 0.0, **EIGHT},
     "grpo, groups of 4": {"algorithm": "grpo", "kl_penalty": 0.0, **FOUR},
+    "grpo, groups of 2": {"algorithm": "grpo", "kl_penalty": 0.0, **TWO},
     "opsd": {"algorithm": "opsd", "teacher_prompt": "{solution}:{prompt}", **SINGLE},
     "sdft": {"algorithm": "sdft", "teacher_prompt": "{demonstration}:{prompt}", **SINGLE},
     "sdpo": {"algorithm": "sdpo", **SIBLINGS, **EIGHT},
@@ -56,6 +61,9 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
         "feedback_text": "{feedback}:",
         **SINGLE,
     },
+    "mopd": {**MOPD, **EIGHT},
+    "mopd, groups of 4": {**MOPD, **FOUR},
+    "mopd, groups of 2": {**MOPD, **TWO, "outcome_weight": 0.2},
     "sdft, current": {
         "algorithm": "sdft",
         "teacher_prompt": "{demonstration}:{prompt}",
@@ -66,6 +74,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 OPERANDS = range(10, 40)
 OFFSETS = (0, 1, 1, 2, 3)
 """How far off each of the teacher's five answers to a problem is."""
+DOMAINS = ("low", "high")
+"""By the first operand, below 25 or not."""
 TRAINED, VALIDATED = 200, 100
 """Problems to train on, and how many of them are validated."""
 GOAL = 0.9
@@ -81,8 +91,11 @@ def problems() -> list[Row]:
     """All problems, in an order that is always the same, with the answer in every column that an arm may want."""
     pairs = [(a, b) for a in OPERANDS for b in OPERANDS]
     random.Random("sums").shuffle(pairs)
-    answers = [(f"{a}+{b}=", str(a + b)) for a, b in pairs]
-    return [{"prompt": prompt, "answer": said, "solution": said, "response": said} for prompt, said in answers]
+    answers = [(f"{a}+{b}=", str(a + b), DOMAINS[a >= 25]) for a, b in pairs]
+    return [
+        {"prompt": prompt, "answer": said, "solution": said, "response": said, "domain": domain}
+        for prompt, said, domain in answers
+    ]
 
 
 def warm_up_rows() -> list[Row]:
@@ -105,6 +118,21 @@ def warm_up(folder: Path, steps: int) -> None:
         del config["data"]
         load_config(config).build().fit(warm_up_rows(), console=Console(quiet=True))
         shutil.copytree(Path(place) / "sft" / "model", folder)
+
+
+def train_experts(folder: Path, model: Path, steps: int = 400) -> None:
+    """Write a model for each domain, taught the right answers of it."""
+    for domain in DOMAINS:
+        rows = [{name: row[name] for name in ("prompt", "response")} for row in problems() if row["domain"] == domain]
+        with tempfile.TemporaryDirectory() as place:
+            config = {
+                **recipe.sft_config(model, Path(place) / "sft", 0),
+                "max_steps": steps,
+                "checkpoint": {"every": 0},
+            }
+            del config["data"], config["policy"]["init"]
+            load_config(config).build().fit(rows, console=Console(quiet=True))
+            shutil.copytree(Path(place) / "sft" / "model", folder / domain)
 
 
 class Counts(Callback):
@@ -138,8 +166,12 @@ class Counts(Callback):
             trainer.stop("the budget is spent")
 
 
-def run(arm: str, seed: int, model: Path, most_tokens: int, lr: float) -> dict[str, Any]:
+def run(arm: str, seed: int, model: Path, experts: Path | None, most_tokens: int, lr: float) -> dict[str, Any]:
     """One run of one arm."""
+    is_taught = ARMS[arm]["algorithm"] == "mopd"
+    teachers = (
+        {"teachers": {domain: {"model": str(experts / domain)} for domain in DOMAINS}} if is_taught and experts else {}
+    )
     seen, began = Counts(most_tokens), time.process_time()
     rows = problems()[:TRAINED]
     with tempfile.TemporaryDirectory() as folder:
@@ -155,6 +187,7 @@ def run(arm: str, seed: int, model: Path, most_tokens: int, lr: float) -> dict[s
             "validation": {"every": 4, "at_start": True, "num_generations": 2, "temperature": 1.0},
             "checkpoint": {"every": 0, "export": False},
             **ARMS[arm],
+            **teachers,
         }
         trainer = load_config(config).build()
         trainer.fit(rows, judge, val_dataset=rows[:VALIDATED], callbacks=[seen], console=Console(quiet=True))
@@ -199,6 +232,8 @@ def main() -> None:
     parser.add_argument("--warm-up-to", type=Path, help="folder to write the warmed-up model to, and no more")
     parser.add_argument("--warm-up", type=int, default=1200, help="steps of SFT")
     parser.add_argument("--model", type=Path, help="the warmed-up model")
+    parser.add_argument("--experts-to", type=Path, help="folder to write the teachers of mopd to, and no more")
+    parser.add_argument("--experts", type=Path, help="that folder")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -212,11 +247,16 @@ def main() -> None:
         return
     if arguments.model is None:
         parser.error("--model is missing: write one with --warm-up-to")
+    if arguments.experts_to is not None:
+        train_experts(arguments.experts_to, arguments.model)
+        return
+    if arguments.experts is None and any(ARMS[arm]["algorithm"] == "mopd" for arm in arguments.arms):
+        parser.error("--experts is missing: write them with --experts-to")
     print(machine(THREADS), flush=True)
     runs = []
     for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
         for arm in arguments.arms:
-            runs.append(run(arm, seed, arguments.model, arguments.tokens, arguments.lr))
+            runs.append(run(arm, seed, arguments.model, arguments.experts, arguments.tokens, arguments.lr))
             print(json.dumps(runs[-1]), flush=True)
     columns = ["arm", "tokens, median", "of each seed", "reached", "read", "steps", "last accuracy", "CPU s"]
     print_table(f"Until {GOAL:.0%}", columns, [summary(arm, runs) for arm in arguments.arms])
