@@ -88,7 +88,7 @@ ELSEWHERE = {
     "train/environment/episode_timeout",
     *(f"train/environment/{name}" for name in ("calls", "sequences", "ended_by_*")),  # agents
     *(f"train/environment/{kind}_tokens" for kind in ("delivered", "dropped", "forked", "realigned")),
-    *(f"train/environment/{name}" for name in ("malformed_tool_calls", "broken_tool_choices")),
+    *(f"train/environment/{name}" for name in ("malformed_tool_calls", "broken_tool_choices", "constrained_tokens")),
     "validation/avg_turns",  # several turns
     "train/reverse_kl/*",  # several teachers
     "performance/generator_busy_s",  # asynchronous rollouts
