@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from nemorl.config import PolicyConfig
-from nemorl.media import Media, words
+from nemorl.media import Media
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_testing.seeing import drawing, tiny_sight
+from nemorl_testing.seeing_parts import words
 from nemorl_vllm.config import VLLMConfig
 from nemorl_vllm.generation import VLLMGeneration
 from nemorl_vllm.shown import Shown

@@ -106,10 +106,11 @@ def media_by_name(items: Iterable[Media]) -> dict[int, Media]:
     return {item.name: item for item in items}
 
 
-def words(token_ids: Iterable[int], placeholder: int) -> list[int]:
-    """The ids as a tokenizer knows them, each token of an item as ``placeholder``.
+def text_ids(token_ids: Iterable[int]) -> list[int]:
+    """The ids that are tokens of the vocabulary.
 
-    >>> words([5, *Media("image", b"...").token_ids(2), 6], placeholder=0)
-    [5, 0, 0, 6]
+    >>> text_ids([5, *Media("image", b"...").token_ids(2), 6])
+    [5, 6]
     """
-    return [placeholder if is_media(token) else token for token in token_ids]
+    ids = list(token_ids)
+    return ids if max(ids, default=0) < FIRST_ID else [token for token in ids if token < FIRST_ID]

@@ -121,10 +121,9 @@ def _whole(
         model.requires_grad_(True)
         if sight is not None:
             freeze(model, sight.family, policy.media.train)
-    beside_text = [] if sight is None else _beside_text(model, sight)
     adapters = None
     if policy.lora is not None:
-        adapters = Adapters(model, policy.lora, worker.seed, beside_text=beside_text)
+        adapters = Adapters(model, policy.lora, worker.seed, beside_text=_beside_text(model, sight))
     if is_quantized:
         prepare_layers(model)
 
@@ -185,8 +184,7 @@ def _sharded(
     drawn: dict[str, Tensor] = {}
     if trained and policy.lora is not None:
         with hollow(model):
-            beside_text = [] if sight is None else _beside_text(model, sight)
-            adapters = Adapters(model, policy.lora, worker.seed, beside_text=beside_text)
+            adapters = Adapters(model, policy.lora, worker.seed, beside_text=_beside_text(model, sight))
             drawn = adapters.tensors()
     if trained and policy.activation_checkpointing:
         _checkpoint_activations(model)
@@ -199,9 +197,9 @@ def _sharded(
     return Assembly(model, names, scorer, adapters, packed)
 
 
-def _beside_text(model: PreTrainedModel, sight: Sight) -> list[str]:
+def _beside_text(model: PreTrainedModel, sight: Sight | None) -> list[str]:
     """Modules that see or hear, and what connects them."""
-    return [*sight.family.tower_names(model), *sight.family.connector_names(model)]
+    return [] if sight is None else [*sight.family.tower_names(model), *sight.family.connector_names(model)]
 
 
 def _checkpoint_activations(model: PreTrainedModel) -> None:

@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from nemorl.errors import BackendError
-from nemorl.media import words
 from nemorl.types import Completion, GenerationRequest
 from nemorl_dtensor.generation import HFGeneration
 from nemorl_rl.serving.requests import notify_cancelled
+from nemorl_testing.seeing_parts import words
 
 __all__ = ["HFGeneration"]
 

@@ -17,6 +17,7 @@ from nemorl_dtensor.model import load_model, sight_of
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_lora import Adapters
 from nemorl_dtensor.published_names import PublishedNames
+from nemorl_media.expansion import expanded_prompt
 from nemorl_media.sight import Sight
 from nemorl_tensors.batch import TokenBatch
 from nemorl_tensors.engines.rows import to_rows
@@ -69,10 +70,8 @@ class Trainer:
         said = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
         )
-        left, ids, family = list(items), list[int](), self.sight.family
-        for token in self.encode(said):
-            shown = family.expanded(family.item(left.pop(0)), self.encode) if token == self.placeholder else [token]
-            ids += shown
+        family, decode = self.sight.family, self._tokenizer.convert_ids_to_tokens
+        ids = expanded_prompt(said, [family.item(item) for item in items], family, self.encode, decode)
         return GenerationRequest(tuple(ids), sampling, seeds, media=tuple(items))
 
     def logprobs(self, request: GenerationRequest, response: Sequence[int]) -> torch.Tensor:

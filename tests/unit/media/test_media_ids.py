@@ -7,10 +7,11 @@ import pickle
 import numpy
 import torch
 from nemorl.errors import DataError
-from nemorl.media import FIRST_ID, MAX_TOKENS, Media, is_media, media_runs, shown_names, words
+from nemorl.media import FIRST_ID, MAX_TOKENS, Media, is_media, media_runs, shown_names
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_tensors.batch import TokenBatch
 from nemorl_tensors.engines.prefix_forest import PrefixForest
+from nemorl_testing.seeing_parts import words
 from recorded_messages import Raises
 
 CAT, DOG = Media("image", b"cat"), Media("image", b"dog")

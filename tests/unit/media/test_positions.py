@@ -6,11 +6,12 @@ import random
 
 import pytest
 import torch
-from nemorl.media import PLACE_BITS, Media, is_media, media_runs, words
+from nemorl.media import PLACE_BITS, Media, is_media, media_runs
 from nemorl_media.positions import Grid, positions_in_3d
 from nemorl_tensors.batch import TokenBatch
 from nemorl_tensors.engines.rows import Rows, to_rows
 from nemorl_tensors.engines.tree_rows import to_tree_rows
+from nemorl_testing.seeing_parts import words
 from seen_families import Seer, seer
 from torch import Tensor
 

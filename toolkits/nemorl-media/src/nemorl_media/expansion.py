@@ -49,6 +49,10 @@ class Written:
         runs = iter(self.runs)
         return [next(runs) if token in self.tokens else (token,) for token in ids]
 
+    def ids(self, encode: Encode) -> list[int]:
+        """The text tokenized, with its items."""
+        return [token for part in self.filled(encode(self.text)) for token in part]
+
 
 def written(text: str, items: Sequence[Item], family: Family, decode: Decode) -> Written:
     """A text with its items.
@@ -84,8 +88,7 @@ def written(text: str, items: Sequence[Item], family: Family, decode: Decode) ->
 
 def expanded_prompt(text: str, items: Sequence[Item], family: Family, encode: Encode, decode: Decode) -> list[int]:
     """Token ids of a text with items; arguments and errors are those of ``written``."""
-    whole = written(text, items, family, decode)
-    return [token for part in whole.filled(encode(whole.text)) for token in part]
+    return written(text, items, family, decode).ids(encode)
 
 
 def _unequal(found: Sequence[str], wanted: Sequence[str]) -> DataError:

@@ -12,6 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -153,11 +154,6 @@ class Family(ABC):
 
     # What all families share
 
-    def expanded(self, item: Item, encode: Encode) -> list[int]:
-        """The ids of an item's pieces, by themselves; within a text: ``expansion.expanded_prompt``."""
-        pieces = self.pieces(item)
-        return [token for piece in pieces for token in (encode(piece) if isinstance(piece, str) else piece)]
-
     def named(self, media: Media) -> Media:
         """The item with the digest of what this model is shown of it: data and settings."""
         digest = hashlib.sha256(self._fingerprint + bytes.fromhex(Media(media.kind, media.data).digest)).hexdigest()
@@ -200,6 +196,18 @@ class Family(ABC):
         from nemorl_media.blanks import BLANKS
 
         return self.item(self.named(BLANKS[next(iter(self.placeholders)) if kind is None else kind]()))
+
+
+class ImageFamily(Family):
+    """A family that sees and does not hear."""
+
+    @property
+    def placeholders(self) -> Mapping[MediaKind, int]:
+        return {"image": self.config.image_token_id}
+
+    @cached_property
+    def _processor(self) -> Any:
+        return image_processor(self.model_name, self.settings)
 
 
 def _named(model: nn.Module, parts: Sequence[str]) -> list[str]:

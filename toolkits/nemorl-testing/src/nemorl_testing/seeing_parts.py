@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from nemorl.media import is_media
 
 BYTES = ("<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEXT = {
@@ -65,3 +67,8 @@ def decoder(tokenizer: Any, **more: Any) -> dict[str, Any]:
         "bos_token_id": tokenizer.bos_token_id,
         **more,
     }
+
+
+def words(token_ids: Iterable[int], placeholder: int) -> list[int]:
+    """The ids as a tokenizer knows them, each token of an item as ``placeholder``."""
+    return [placeholder if is_media(token) else token for token in token_ids]

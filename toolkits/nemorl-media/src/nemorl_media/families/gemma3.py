@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -13,12 +12,12 @@ from nemorl_tensors.engines.rows import Rows
 from torch import Tensor, nn
 
 from nemorl_media.decoding import pixels
-from nemorl_media.family import Family, Item, Seen, image_processor, stacked
+from nemorl_media.family import ImageFamily, Item, Seen, stacked
 
 START, END = "<start_of_image>", "<end_of_image>"
 
 
-class Gemma3(Family):
+class Gemma3(ImageFamily):
     """Images of one size; with ``do_pan_and_scan`` also parts of long ones, as images of their own."""
 
     towers: ClassVar[Sequence[str]] = ("vision_tower",)
@@ -32,10 +31,6 @@ class Gemma3(Family):
     @property
     def stand_ins(self) -> Mapping[MediaKind, int]:
         return {"image": self.config.image_token_id}
-
-    @cached_property
-    def _processor(self) -> Any:
-        return image_processor(self.model_name, self.settings)
 
     def process(self, media: Media) -> Item:
         images = self._processor(images=[[pixels(media)]], return_tensors="pt")["pixel_values"]

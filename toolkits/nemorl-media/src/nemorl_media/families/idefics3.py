@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from nemorl.media import Media, MediaKind
+from nemorl.media import Media
 from torch import Tensor, nn
 
 from nemorl_media.decoding import pixels
-from nemorl_media.family import Family, Item, Seen, image_processor, stacked
+from nemorl_media.family import ImageFamily, Item, Seen, stacked
 
 AROUND, WHOLE = "<fake_token_around_image>", "<global-img>"
 
 
-class Idefics3(Family):
+class Idefics3(ImageFamily):
     """Images; as many tokens for each tile, whose row and column are written before them."""
 
     towers: ClassVar[Sequence[str]] = ("vision_model",)
     connectors: ClassVar[Sequence[str]] = ("connector",)
-
-    @property
-    def placeholders(self) -> Mapping[MediaKind, int]:
-        return {"image": self.config.image_token_id}
-
-    @cached_property
-    def _processor(self) -> Any:
-        return image_processor(self.model_name, self.settings)
 
     @property
     def _side(self) -> int:

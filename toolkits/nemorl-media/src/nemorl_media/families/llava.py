@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from nemorl.errors import BackendError
-from nemorl.media import Media, MediaKind
+from nemorl.media import Media
 from torch import nn
 
 from nemorl_media.decoding import pixels
-from nemorl_media.family import Family, Item, Seen, image_processor, stacked
+from nemorl_media.family import ImageFamily, Item, Seen, stacked
 
 CLASS_TOKENS = {"clip_vision_model": 1, "siglip_vision_model": 0}
 """States of a tower that are of no patch, by its ``model_type``."""
 
 
-class Llava(Family):
+class Llava(ImageFamily):
     """Images, scaled and cropped to the size of the tower."""
 
     towers: ClassVar[Sequence[str]] = ("vision_tower",)
     connectors: ClassVar[Sequence[str]] = ("multi_modal_projector",)
-
-    @property
-    def placeholders(self) -> Mapping[MediaKind, int]:
-        return {"image": self.config.image_token_id}
-
-    @cached_property
-    def _processor(self) -> Any:
-        return image_processor(self.model_name, self.settings)
 
     def process(self, media: Media) -> Item:
         images = self._processor(images=[pixels(media)], return_tensors="pt")["pixel_values"]

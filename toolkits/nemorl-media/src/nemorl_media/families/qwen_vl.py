@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
-from nemorl.media import Media, MediaKind
+from nemorl.media import Media
 from nemorl_tensors.engines.rows import Rows
 from torch import Tensor, nn
 
 from nemorl_media.decoding import pixels
-from nemorl_media.family import Family, Item, Seen, image_processor, stacked
+from nemorl_media.family import ImageFamily, Item, Seen, stacked
 from nemorl_media.positions import positions_in_3d
 
 
-class Qwen25VL(Family):
+class Qwen25VL(ImageFamily):
     """Images; one token per ``spatial_merge_size`` squared patches."""
 
     towers: ClassVar[Sequence[str]] = ("visual",)
     connectors: ClassVar[Sequence[str]] = ("visual.merger",)
-
-    @property
-    def placeholders(self) -> Mapping[MediaKind, int]:
-        return {"image": self.config.image_token_id}
-
-    @cached_property
-    def _processor(self) -> Any:
-        return image_processor(self.model_name, self.settings)
 
     def process(self, media: Media) -> Item:
         found = self._processor(images=[pixels(media)], return_tensors="pt")

@@ -177,6 +177,33 @@ class EpisodePolicy(Protocol):
         ...
 
 
+class PassedOnPolicy:
+    """The part of an ``EpisodePolicy`` that one which stands before another leaves to it.
+
+    >>> class Quiet(PassedOnPolicy):  # whoever is behind it is given no rewards
+    ...     def reward(self, value, completion=None):
+    ...         return value
+    """
+
+    def __init__(self, policy: EpisodePolicy) -> None:
+        self._policy = policy
+
+    @property
+    def episode_id(self) -> str:
+        return self._policy.episode_id
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        return self._policy.limits
+
+    @property
+    def text(self) -> TextCoder | None:
+        return self._policy.text
+
+    def reward(self, value: float, completion: Completion | None = None) -> float:
+        return self._policy.reward(value, completion)
+
+
 class EpisodeError(UsageError):
     """A call that an episode may not make. An environment that lets it through ends its episode with reward 0.
 

@@ -16,11 +16,18 @@ from nemorl.errors import ConfigIssue, UsageError
 from nemorl.media import Media
 from nemorl.types import Completion, Score
 
-from nemorl_rl.agents.contract import AS_THE_RUN, CallOptions, ChatMessage, ChatReply, EpisodePolicy, ToolChoice
+from nemorl_rl.agents.contract import (
+    AS_THE_RUN,
+    CallOptions,
+    ChatMessage,
+    ChatReply,
+    EpisodePolicy,
+    PassedOnPolicy,
+    ToolChoice,
+)
 
 if TYPE_CHECKING:
-    from nemorl_rl.agents.contract import EpisodeLimits
-    from nemorl_rl.chat.text import TextCoder
+    pass
 
 SeatUse = Literal["untrained", "frozen"]
 """``untrained``: the policy as it is plays the seat, and learns nothing from it. ``frozen``: its initial weights do."""
@@ -154,7 +161,7 @@ def with_earned(score: Score, earned: Mapping[str, float]) -> Score:
     return replace(score, reward=_mean([one.reward for one in seats.values() if one.valid]), seats=seats)
 
 
-class Seated:
+class Seated(PassedOnPolicy):
     """An ``EpisodePolicy`` that asks in the name of a seat.
 
     Example:
@@ -177,19 +184,8 @@ class Seated:
         """
         if len(seat) > MOST_LETTERS:
             raise UsageError(f"seat {seat[:20]!r}… has {len(seat)} letters", fix=f"use at most {MOST_LETTERS}")
-        self._policy, self._seat, self._untrained = policy, seat, frozenset(untrained)
-
-    @property
-    def episode_id(self) -> str:
-        return self._policy.episode_id
-
-    @property
-    def limits(self) -> EpisodeLimits:
-        return self._policy.limits
-
-    @property
-    def text(self) -> TextCoder | None:
-        return self._policy.text
+        super().__init__(policy)
+        self._seat, self._untrained = seat, frozenset(untrained)
 
     async def chat(
         self,
@@ -205,9 +201,6 @@ class Seated:
         self, token_ids: Sequence[int], media: Sequence[Media] = (), *, options: CallOptions = AS_THE_RUN
     ) -> Completion:
         return await self._policy.complete(token_ids, media, options=self._with_seat(options))
-
-    def reward(self, value: float, completion: Completion | None = None) -> float:
-        return self._policy.reward(value, completion)
 
     def _with_seat(self, options: CallOptions) -> CallOptions:
         seat = self._seat or options.seat

@@ -16,18 +16,17 @@ from nemorl_rl.agents.contract import (
     ChatMessage,
     ChatReply,
     EpisodeError,
-    EpisodeLimits,
     EpisodePolicy,
+    PassedOnPolicy,
     ToolChoice,
 )
-from nemorl_rl.chat.text import TextCoder
 
 
-class WatchedPolicy:
+class WatchedPolicy(PassedOnPolicy):
     """An ``EpisodePolicy`` that remembers its answers and why it refused one. Used from any thread."""
 
     def __init__(self, policy: EpisodePolicy) -> None:
-        self._policy = policy
+        super().__init__(policy)
         self.answers = 0
         self.messages: list[ChatMessage] = []
         """Answers to chats."""
@@ -35,18 +34,6 @@ class WatchedPolicy:
         """The last limit that a call met."""
         self.failure: Exception | None = None
         """The last error that is the engine's, not the agent's: of what it asks wrongly, the agent is told."""
-
-    @property
-    def episode_id(self) -> str:
-        return self._policy.episode_id
-
-    @property
-    def limits(self) -> EpisodeLimits:
-        return self._policy.limits
-
-    @property
-    def text(self) -> TextCoder | None:
-        return self._policy.text
 
     async def chat(
         self,
@@ -69,9 +56,6 @@ class WatchedPolicy:
             completion = await self._policy.complete(token_ids, media, options=options)
         self.answers += 1
         return completion
-
-    def reward(self, value: float, completion: Completion | None = None) -> float:
-        return self._policy.reward(value, completion)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

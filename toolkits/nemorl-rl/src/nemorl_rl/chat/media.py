@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
@@ -128,9 +127,7 @@ def written(text: str, messages: Iterable[Any], tokenizer: Tokenizer) -> Written
 def with_items(text: str, messages: Iterable[Any], tokenizer: Tokenizer) -> list[int]:
     """Token ids of a chat template's text of these messages; raises as ``written`` does."""
     shown = written(text, messages, tokenizer)
-    if shown is None:
-        return tokenizer.encode_observation(text)
-    return [*chain.from_iterable(shown.filled(tokenizer.encode_observation(shown.text)))]
+    return tokenizer.encode_observation(text) if shown is None else shown.ids(tokenizer.encode_observation)
 
 
 def shown_parts(parts: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> ShownTokens:

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
-from nemorl.media import is_media
+from nemorl.media import text_ids
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.answers import AnswerFormat, call_marks, reasoning_marks
@@ -168,9 +168,7 @@ class TemplateCodec:
 
     def _text(self, token_ids: Sequence[int]) -> str:
         text: str = self._tokenizer.inner.decode(
-            [token for token in token_ids if not is_media(token)],
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
+            text_ids(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
         return text
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.base.text.reading import expanded
 from nemorl.errors import BackendError, boundary
-from nemorl.media import is_media
+from nemorl.media import text_ids
 
 if TYPE_CHECKING:
     from nemorl.config.models import TrainingOptions
@@ -110,8 +110,7 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens, images and sounds."""
-        words = [token for token in token_ids if not is_media(token)]
-        text: str = self.inner.decode(words, skip_special_tokens=True)
+        text: str = self.inner.decode(text_ids(token_ids), skip_special_tokens=True)
         return text
 
     def token(self, token_id: int) -> str:

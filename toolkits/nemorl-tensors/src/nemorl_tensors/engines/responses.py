@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nemorl.base.process.timing import Span, Timed
 from nemorl.errors import BackendError
-from nemorl.media import Media, is_media, media_by_name, shown_names
+from nemorl.media import Media, is_media, media_by_name, shown_names, text_ids
 from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingParams
 
 Decode = Callable[[Sequence[int]], str]
@@ -220,7 +220,6 @@ class ResponseLimits:
             BackendError: The prompt is empty, too long or not of this vocabulary, no token is asked for, or the model
                 sees nothing of what is shown.
         """
-        words = [token for token in request.token_ids if not is_media(token)] or [0]
         prompt, asked, max_tokens = request.token_ids, request.sampling.max_new_tokens, self.max_sequence_tokens
         problem, fix = None, ""
         if not prompt:
@@ -228,14 +227,14 @@ class ResponseLimits:
         elif len(prompt) >= max_tokens:
             problem = f"has a prompt of {len(prompt)} tokens; {self.bound} = {max_tokens} leaves no room"
             fix = "shorten the prompt, or raise policy.max_sequence_tokens as far as the model allows"
-        elif (request.media or is_media(max(prompt))) and not self.placeholders:
+        elif (shows := bool(request.media) or is_media(max(prompt))) and not self.placeholders:
             problem = "shows images or sounds, and this engine gives its model text alone"
             fix = (
                 "use a model that sees or hears and a generation backend that supports `media`, or leave such rows out"
             )
-        elif shown_names(prompt) - media_by_name(request.media).keys():
+        elif shows and shown_names(prompt) - media_by_name(request.media).keys():
             problem, fix = "has ids of images or sounds that did not come with it", "give them as its media"
-        elif min(words) < 0 or max(words) >= self.vocabulary:
+        elif (words := text_ids(prompt)) and (min(words) < 0 or max(words) >= self.vocabulary):
             problem = f"has token ids from {min(words)} to {max(words)}; the model knows 0 to {self.vocabulary - 1}"
             fix = "tokenize with the policy's tokenizer"
         elif asked < 1:
