@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from nemorl.contracts import Loss
+from nemorl.metrics import Metrics, merge
 from nemorl.resources.worker import WorkerContext
+from nemorl_tensors import TokenBatch
 from spawned import run_calls
 from torch import Tensor
 
@@ -59,3 +62,20 @@ def together(parts: Sequence[Shard], name: str, lengths: Tensor) -> Tensor:
 def gap(one: Tensor, other: Tensor) -> float:
     """Largest difference; 0 of nothing."""
     return float((one.float() - other.float()).abs().max()) if one.numel() else 0.0
+
+
+def halved_step(backend: Any, batch: TokenBatch, loss: Loss) -> Metrics:
+    """One step over this rank's shard in three calls: a pass over each half of it, whose log-probs are those of before,
+    and an update."""
+    expected = backend.get_logprobs(batch)
+    half = len(batch) // 2
+    passed = []
+    for part, its_expected in zip(
+        (batch.select(range(half)), batch.select(range(half, len(batch)))),
+        expected.split([int(batch.lengths[:half].sum()), int(batch.lengths[half:].sum())]),  # type: ignore[no-untyped-call]
+        strict=True,
+    ):
+        metrics, outputs = backend.forward_backward(part, loss)
+        torch.testing.assert_close(outputs, its_expected, atol=1e-5, rtol=0)
+        passed.append(metrics)
+    return {**merge(passed), **backend.optimizer_step()}

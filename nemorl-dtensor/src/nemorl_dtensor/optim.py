@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 import torch
-from nemorl.errors import CheckpointError
+from nemorl.config.models import MuonConfig
+from nemorl.contracts import AdamStep
+from nemorl.errors import CheckpointError, UsageError
 from nemorl_tensors.engines.steps import StepResult, schedule_factor
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
@@ -90,24 +92,35 @@ class Optimizer:
         for name, gradient in self._gradients.items():
             gradient.join(self._masters[name])
 
-    def step(self) -> StepResult:
-        """Clip, update, publish the masters to the weights, clear the gradients."""
+    def step(self, adam: AdamStep | None = None) -> StepResult:
+        """Clip, update, publish the masters to the weights, clear the gradients.
+
+        Raises:
+            UsageError: ``adam`` is given, and Muon has a part of the weights.
+        """
+        if adam is not None and isinstance(self._settings, MuonConfig):
+            raise UsageError(
+                "the values of AdamW cannot be set for a step of Muon", fix="set policy.optimizer: {name: adamw}"
+            )
         self._refine_once()
         self.steps += 1
-        factor = schedule_factor(self._schedule, self.steps) * self.rate_scale
+        factor = 1.0 if adam is not None else schedule_factor(self._schedule, self.steps)
+        factor *= self.rate_scale
+        lr = factor * (self._settings.lr if adam is None else adam.lr)
+        max_norm = self._max_norm if adam is None else adam.max_grad_norm
         masters = list(self._masters.values())
         grads = {name: master.grad for name, master in self._masters.items() if master.grad is not None}
         norm = self._norm(self._parameters, grads)
         grad_norm = float(norm)
         finite = math.isfinite(grad_norm)
         if finite:
-            if self._max_norm is not None and grad_norm > self._max_norm:
-                torch.nn.utils.clip_grads_with_norm_(masters, self._max_norm, norm)
+            if max_norm is not None and grad_norm > max_norm:
+                torch.nn.utils.clip_grads_with_norm_(masters, max_norm, norm)
             for rule in self._rules:
-                rule.step(factor)
+                rule.step(factor, adam)
             self._publish()
         self.clear_gradients()
-        return StepResult(grad_norm, self._settings.lr * factor, skipped=not finite)
+        return StepResult(grad_norm, lr, skipped=not finite)
 
     def clear_gradients(self) -> None:
         """Forget gradients, e.g. those of a step that failed midway."""

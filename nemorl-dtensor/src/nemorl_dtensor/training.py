@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from nemorl.config.models import MuonConfig
-from nemorl.contracts import Head, Loss, WeightsName
+from nemorl.contracts import AdamStep, Head, Loss, WeightsName
 from nemorl.errors import BackendError, boundary
 from nemorl.metrics import Metrics
 from nemorl_rl.planning.work import Model, WorkMeter
@@ -33,11 +32,13 @@ from nemorl_tensors.engines.residency import Residency
 from nemorl_tensors.engines.rows import Rows
 from nemorl_tensors.engines.steps import (
     PLACE,
+    Evaluate,
+    StepResult,
+    bare,
     evaluate_loss,
     loss_owner,
     output_shape,
-    require_fields,
-    step_metrics,
+    pass_metrics,
     with_places,
 )
 from nemorl_tensors.filtering import TokenFilter
@@ -70,6 +71,7 @@ class DTensorBackend(RankBackend[Optimizer]):
     """``TrainingBackend`` over PyTorch and transformers: one process, or one rank of many that run the same calls."""
 
     _adapters: Adapters | None
+    _work: WorkMeter
     _reference: AnyScorer | None
 
     def __init__(
@@ -128,12 +130,8 @@ class DTensorBackend(RankBackend[Optimizer]):
             refine=self._origin.refine,
         )
 
-    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+    def _forward_backward(self, batch: TokenBatch, loss: Loss, into: Tensor | None) -> Metrics:
         optimizer = self._optimizer
-        require_fields(batch, loss)
-        self._residency.require("weights", "optimizer")
-        self._work.begin()
-        optimizer.clear_gradients()
         if self._adapters:
             self._adapters.train(True)
 
@@ -145,7 +143,7 @@ class DTensorBackend(RankBackend[Optimizer]):
         idle_passes = self._idle_passes(plan)
         with self._room_for_microbatches():
             for sequences in plan:
-                value, metrics, rows = self._evaluated(evaluate_loss, loss, trained.select(sequences))
+                value, metrics, rows = self._evaluated(evaluate_loss, loss, trained.select(sequences), into)
                 laid_out.append(rows)
                 if value.requires_grad:  # it does not where no token of the microbatch is trained on
                     with boundary(f"the backward pass of {loss_owner(loss)}", passing=(torch.OutOfMemoryError,)):
@@ -157,20 +155,21 @@ class DTensorBackend(RankBackend[Optimizer]):
                 optimizer.accumulate()
 
         # 2. Forward alone, of sequences that have no gradient: metrics are of all.
-        found += self._without_gradient(measured, loss)
-
-        # 3. One update.
+        found += self._without_gradient(evaluate_without_gradient, measured, loss, into)
         if self._adapters:
             self._adapters.train(False)
-        with self._room_for_states():
-            result = optimizer.step()
-        losses, parts = [value.double() for value, _ in found], [metrics for _, metrics in found]
         return {
-            **step_metrics(batch, parts, losses, result),
+            **_metrics_of(batch, found),
             **gradient_metrics(loss, trained, measured),
             **self._layout.metrics(laid_out),
-            **self._work.metrics(batch),
         }
+
+    def _forward(self, batch: TokenBatch, loss: Loss, into: Tensor) -> Metrics:
+        return _metrics_of(batch, self._without_gradient(evaluate_loss, batch, loss, into))
+
+    def _update(self, adam: AdamStep | None) -> StepResult:
+        with self._room_for_states():
+            return self._optimizer.step(adam)
 
     def _score(self, batch: TokenBatch, weights: WeightsName, keep: TokenFilter | None, into: Tensor) -> None:
         scorer = self._reference if weights == "reference" and self._reference is not None else self._scorer
@@ -223,25 +222,28 @@ class DTensorBackend(RankBackend[Optimizer]):
             self._ranks.leave()
 
     @torch.no_grad()
-    def _without_gradient(self, batch: TokenBatch, loss: Loss) -> list[tuple[Tensor, Metrics]]:
+    def _without_gradient(
+        self, evaluate: Evaluate, batch: TokenBatch, loss: Loss, into: Tensor | None
+    ) -> list[tuple[Tensor, Metrics]]:
         """Loss and metrics of each microbatch."""
         plan = self._layout.plan(batch, self._budget)
         idle_passes = self._idle_passes(plan)
-        evaluate = partial(self._evaluated, evaluate_without_gradient, loss)
         with self._room_for_microbatches():
-            found = [evaluate(batch.select(sequences))[:2] for sequences in plan]
+            found = [self._evaluated(evaluate, loss, batch.select(sequences), into)[:2] for sequences in plan]
             for _ in range(idle_passes):
                 self._idle(self._scorer)
         return found
 
     def _evaluated(
-        self, evaluate: Callable[[Loss, Tensor, TokenBatch], tuple[Tensor, Metrics]], loss: Loss, microbatch: TokenBatch
+        self, evaluate: Evaluate, loss: Loss, microbatch: TokenBatch, into: Tensor | None
     ) -> tuple[Tensor, Metrics, Rows]:
-        """The loss of a microbatch, its metrics, and how it was laid out."""
+        """The loss of a microbatch, its metrics, and how it was laid out. What the loss was given goes ``into``."""
         microbatch = microbatch.to(self._device)
         candidates = "candidate_ids" in loss.requires
         rows = self._rows(microbatch, candidates=candidates)
         outputs = self._outputs(rows, microbatch, output_shape(microbatch, candidates=candidates))
+        if into is not None:
+            into[microbatch[PLACE]] = outputs.detach()
         return *evaluate(loss, outputs, microbatch), rows
 
     def _outputs(self, rows: Rows, microbatch: TokenBatch, shape: tuple[int, ...]) -> Tensor:
@@ -258,7 +260,7 @@ class DTensorBackend(RankBackend[Optimizer]):
         self, batch: TokenBatch, scorer: AnyScorer, read: Callable[[Rows], Sequence[Tensor]], into: Sequence[Tensor]
     ) -> None:
         """Write what ``read`` says of the scored tokens ([M, …] each) to their places in ``into``, without gradient."""
-        batch = with_places(batch)
+        batch = with_places(bare(batch))
         # FSDP2 keeps buffers between passes, which must not become inference tensors.
         with self._room_for_microbatches(), torch.no_grad() if self._ranks else torch.inference_mode():
             plan = self._layout.plan(batch, self._budget)
@@ -287,6 +289,10 @@ class DTensorBackend(RankBackend[Optimizer]):
     def _idle(self, scorer: AnyScorer) -> Tensor:
         assert isinstance(scorer, ShardedScorer), "one rank alone has nobody to wait for"
         return scorer.idle(self._device)
+
+
+def _metrics_of(batch: TokenBatch, found: Sequence[tuple[Tensor, Metrics]]) -> Metrics:
+    return pass_metrics(batch, [metrics for _, metrics in found], [value.double() for value, _ in found])
 
 
 def save_pretrained(path: Path, model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], rank: int) -> None:

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 from nemorl.config.models import MuonConfig, OptimizerConfig
+from nemorl.contracts import AdamStep
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -25,8 +26,8 @@ class AdamW:
     parameters: Mapping[str, nn.Parameter]
     """Masters, by name"""
     inner: torch.optim.AdamW
-    lr: float
-    """Peak"""
+    usual: AdamStep
+    """At the peak rate"""
 
     moments: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
@@ -34,17 +35,20 @@ class AdamW:
     def over(cls, parameters: Mapping[str, nn.Parameter], settings: OptimizerConfig, lr: float) -> AdamW:
         groups = [
             # Biases and norms are the parameters with one axis.
-            {"params": [p for p in parameters.values() if p.ndim > 1], "weight_decay": settings.weight_decay},
-            {"params": [p for p in parameters.values() if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": [p for p in parameters.values() if p.ndim > 1], "decays": True},
+            {"params": [p for p in parameters.values() if p.ndim <= 1], "decays": False},
         ]
         groups = [group for group in groups if group["params"]]
         inner = torch.optim.AdamW(groups, lr=lr, betas=settings.betas, eps=settings.eps, fused=True)
-        return cls(parameters, inner, lr)
+        return cls(parameters, inner, AdamStep(lr, settings.betas, settings.eps, settings.weight_decay))
 
-    def step(self, factor: float) -> None:
-        """One update, at this fraction of the peak rate."""
+    def step(self, factor: float, adam: AdamStep | None) -> None:
+        """One update, at this fraction of the peak rate; with the values of ``adam`` where it is given."""
+        used = adam or self.usual
         for group in self.inner.param_groups:
-            group["lr"] = self.lr * factor
+            group["lr"] = used.lr * factor
+            group["betas"], group["eps"] = used.betas, used.eps
+            group["weight_decay"] = used.weight_decay if group["decays"] else 0.0
         self.inner.step()
 
     def state(self, name: str) -> dict[str, Tensor]:
@@ -93,7 +97,7 @@ class Muon:
         )
         return cls(parameters, matrices, inner, settings.lr)
 
-    def step(self, factor: float) -> None:
+    def step(self, factor: float, _adam: AdamStep | None) -> None:
         """One update, at this fraction of the peak rate."""
         for name, matrix in self.matrices.items():
             grad = self.parameters[name].grad

@@ -20,6 +20,7 @@ from megatron.core.distributed import (
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from nemorl.contracts import AdamStep
 from nemorl_tensors.engines.steps import StepResult, schedule_factor
 from torch import Tensor
 
@@ -89,7 +90,7 @@ class Learner:
         buffers = DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=distributed)
         self.pieces = [DistributedDataParallel(piece.config, buffers, piece) for piece in pieces]
         for piece in pieces:
-            piece.config.finalize_model_grads_func = _add_up
+            piece.config.finalize_model_grads_func = _later
         settings = policy.optimizer
         low = policy.precision == "bfloat16"
         self._optimizer: Any = get_megatron_optimizer(
@@ -116,25 +117,38 @@ class Learner:
             piece.zero_grad_buffer()
         self._optimizer.zero_grad()
 
-    def step(self, *, trained: bool) -> StepResult:
+    def add_up(self) -> None:
+        """Gradients over data-parallel ranks, copies of shared weights and parts of sequences, divided by nothing.
+
+        Once before each update: what is added up already must not be added up again.
+        """
+        finalize_model_grads(self.pieces, None)
+
+    def step(self, adam: AdamStep | None, *, trained: bool) -> StepResult:
         """Clip, update, publish masters to weights on all data-parallel ranks. Collective.
 
         Args:
+            adam: In place of the policy's own values and schedule.
             trained: Some rank had a loss with a gradient. Else weights stay as they are: no decay, no momentum.
         """
         self.refine()
         self.steps += 1
         policy, optimizer = self._policy, self._optimizer
-        lr = policy.optimizer.lr * schedule_factor(policy.schedule, self.steps) * self.rate_scale
+        scheduled = policy.optimizer.lr * schedule_factor(policy.schedule, self.steps)
+        usual = AdamStep(
+            scheduled, policy.optimizer.betas, policy.optimizer.eps, policy.optimizer.weight_decay, policy.max_grad_norm
+        )
+        used = adam or usual
+        lr = used.lr * self.rate_scale
         optimizer.prepare_grads()
         norm = float(optimizer.get_grad_norm())
         finite = math.isfinite(norm)
         if finite and trained:
-            if policy.max_grad_norm is not None and norm > policy.max_grad_norm:
-                clip_grad_by_total_norm_fp32([*chain(*self._masters.values())], policy.max_grad_norm, norm)
+            if used.max_grad_norm is not None and norm > used.max_grad_norm:
+                clip_grad_by_total_norm_fp32([*chain(*self._masters.values())], used.max_grad_norm, norm)
             for group in optimizer.param_groups:
-                group["lr"] = lr
-                group["weight_decay"] = policy.optimizer.weight_decay * group["wd_mult"]
+                group["lr"], group["betas"], group["eps"] = lr, used.betas, used.eps
+                group["weight_decay"] = used.weight_decay * group["wd_mult"]
             optimizer.step_with_ready_grads()
             self.updates += 1
         self.clear_gradients()
@@ -196,6 +210,5 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _add_up(pieces: list[Any], _num_tokens: Tensor | None = None, *args: Any, **kwargs: Any) -> None:
-    """Gradients over data-parallel ranks, copies of shared weights and parts of sequences, divided by nothing."""
-    finalize_model_grads(pieces, None, *args, **kwargs)
+def _later(*_args: Any, **_kwargs: Any) -> None:
+    """Gradients of several passes add up on each rank first (``Learner.add_up``)."""

@@ -2,10 +2,10 @@
 
 # N = tokens of all sequences concatenated, M = scored tokens, K = candidates of each
 
-A step is: plan microbatches and run them through megatron-core's schedule (``pipeline``), where the last stage turns
-hidden states into log-probs (``head``) and those into the loss; then one optimizer step (``optim``). Losses are sums
-over tokens with weights that were normalised on the driver, so microbatches and ranks simply add up. The ranks of one
-copy of the model are given the same shard of the data, and what the last stage finds all of them return.
+A pass is: plan microbatches and run them through megatron-core's schedule (``pipeline``), where the last stage turns
+hidden states into log-probs (``head``) and those into the loss. A step is passes, then one update (``optim``). Losses
+are sums over tokens with weights that were normalised on the driver, so microbatches and ranks simply add up. The ranks
+of one copy of the model are given the same shard of the data, and what the last stage finds all of them return.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.contracts import Head, Loss, WeightsName
+from nemorl.contracts import AdamStep, Head, Loss, WeightsName
 from nemorl.metrics import Metrics
 from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
@@ -27,7 +27,16 @@ from nemorl_tensors.engines.observing import Activations, Recorder
 from nemorl_tensors.engines.pieces import Piece
 from nemorl_tensors.engines.rank_backend import RankBackend
 from nemorl_tensors.engines.residency import Residency
-from nemorl_tensors.engines.steps import PLACE, evaluate_loss, output_shape, require_fields, step_metrics, with_places
+from nemorl_tensors.engines.steps import (
+    PLACE,
+    Evaluate,
+    StepResult,
+    bare,
+    evaluate_loss,
+    output_shape,
+    pass_metrics,
+    with_places,
+)
 from torch import Tensor
 
 from nemorl_megatron import checkpoint, export
@@ -59,6 +68,7 @@ class MegatronBackend(RankBackend[Learner]):
     """``TrainingBackend`` over megatron-core: one process, or one rank of many that run the same calls."""
 
     _adapters: Adapters | None
+    _work: WorkMeter
     _reference: list[GPTModel] | None
 
     def __init__(
@@ -70,6 +80,8 @@ class MegatronBackend(RankBackend[Learner]):
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
             freeze_routers(self._pieces)
+        self._has_gradient = False
+        """Some loss since the last update had one, on this rank."""
         self._adapters = None
         if policy.lora is not None:
             self._adapters = self._bridge.adapt(self._pieces, self._parallel, policy.lora, worker.seed)
@@ -110,42 +122,52 @@ class MegatronBackend(RankBackend[Learner]):
         )
         return Learner(self._pieces, self._policy, stored, distributed=self._config.distributed_optimizer)
 
-    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
-        require_fields(batch, loss)
-        self._residency.require("weights", "gradients", "optimizer")
-        self._work.begin()
+    def _forward_backward(self, batch: TokenBatch, loss: Loss, into: Tensor | None) -> Metrics:
         candidates = "candidate_ids" in loss.requires
         learner = self._optimizer
-        learner.clear_gradients()
-        self._has_gradient = False
 
-        # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks too.
+        # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks when there is an update.
         trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
         parts = self._microbatches(trained, candidates=candidates)
         sharing = self._layout.metrics(part.rows for part in parts)
         self._count(parts, backward=True)
         train_mode(self._pieces, True)
         try:
-            found = self._run(learner.pieces, self._pieces, parts, self._evaluate(loss), backward=True)
+            found = self._run(learner.pieces, self._pieces, parts, self._backward_of(loss, into), backward=True)
         finally:
             train_mode(self._pieces, False)
 
         # 2. Forward alone, of sequences that have no gradient: metrics are of all.
-        if self._parallel.largest(len(measured)):
-            parts = self._microbatches(measured, candidates=candidates)
-            self._count(parts, backward=False)
-            found += self._run(self._pieces, self._pieces, parts, self._evaluate(loss, backward=False))
-        found = self._parallel.from_last_stage(found)
+        found += self._forward_only(evaluate_without_gradient, measured, loss, into)
+        return {**self._metrics_of(batch, found, into), **gradient_metrics(loss, trained, measured), **sharing}
 
-        # 3. One update.
+    def _forward(self, batch: TokenBatch, loss: Loss, into: Tensor) -> Metrics:
+        return self._metrics_of(batch, self._forward_only(evaluate_loss, batch, loss, into), into)
+
+    def _update(self, adam: AdamStep | None) -> StepResult:
+        learner = self._optimizer
+        learner.add_up()
         with self._room_for_states():
-            result = learner.step(trained=bool(self._parallel.largest(self._has_gradient)))
-        return {
-            **step_metrics(batch, [of_part for of_part, _ in found], [value for _, value in found], result),
-            **gradient_metrics(loss, trained, measured),
-            **sharing,
-            **self._work.metrics(batch),
-        }
+            result = learner.step(adam, trained=bool(self._parallel.largest(self._has_gradient)))
+        self._has_gradient = False
+        return result
+
+    def _clear_gradients(self) -> None:
+        super()._clear_gradients()
+        self._has_gradient = False
+
+    def _forward_only(self, evaluate: Evaluate, batch: TokenBatch, loss: Loss, into: Tensor | None) -> list[Any]:
+        if not self._parallel.largest(len(batch)):
+            return []
+        parts = self._microbatches(batch, candidates="candidate_ids" in loss.requires)
+        self._count(parts, backward=False)
+        return self._run(self._pieces, self._pieces, parts, self._evaluated(evaluate, loss, into))
+
+    def _metrics_of(self, batch: TokenBatch, found: list[Any], into: Tensor | None) -> Metrics:
+        found = self._parallel.from_last_stage(found)
+        if into is not None:
+            self._parallel.from_last_stage(into)
+        return pass_metrics(batch, [of_part for of_part, _ in found], [value for _, value in found])
 
     def _score_likeliest(self, batch: TokenBatch, k: int, ids: Tensor, logprobs: Tensor) -> None:
         head = self._output_head(self._pieces)
@@ -219,9 +241,21 @@ class MegatronBackend(RankBackend[Learner]):
         del self._pieces
         self._parallel.leave()
 
-    def _evaluate(self, loss: Loss, *, backward: bool = True) -> LastStage:
-        """The loss of a microbatch, and its metrics and value."""
-        head, evaluate = self._output_head(self._pieces), evaluate_loss if backward else evaluate_without_gradient
+    def _backward_of(self, loss: Loss, into: Tensor | None) -> LastStage:
+        """The loss of a microbatch, which leads back to all layers; its metrics and value."""
+        evaluated = self._evaluated(evaluate_loss, loss, into)
+
+        def of(states: Tensor, part: Microbatch) -> tuple[Tensor, Any]:
+            value, result = evaluated(states, part)
+            self._has_gradient |= value.requires_grad
+            # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
+            return value if value.requires_grad else value + states.sum() * 0.0, result
+
+        return of
+
+    def _evaluated(self, evaluate: Evaluate, loss: Loss, into: Tensor | None) -> LastStage:
+        """The loss of a microbatch, its metrics and value. What the loss was given goes ``into``."""
+        head = self._output_head(self._pieces)
 
         def of(states: Tensor, part: Microbatch) -> tuple[Tensor, tuple[Metrics, Tensor]]:
             assert head is not None, "losses are computed on the last stage"
@@ -233,11 +267,9 @@ class MegatronBackend(RankBackend[Learner]):
                 outputs = outputs.index_copy(0, rows.targets, scores)
             if self._parallel.sizes.context > 1:
                 outputs = added_up(outputs, self._parallel.context_group)
+            if into is not None:
+                into[batch[PLACE]] = outputs.detach()
             value, metrics = evaluate(loss, outputs, batch)
-            self._has_gradient |= value.requires_grad
-            if backward and not value.requires_grad:
-                # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
-                value = value + states.sum() * 0.0
             return value, (metrics, value.detach().double().cpu())
 
         return of
@@ -269,7 +301,7 @@ class MegatronBackend(RankBackend[Learner]):
                     whole_batch[places] = found
             return states.new_zeros(()), None
 
-        self._run(pieces, pieces, self._microbatches(with_places(batch)), fill)
+        self._run(pieces, pieces, self._microbatches(with_places(bare(batch))), fill)
         for found in into:
             if self._parallel.sizes.context > 1:
                 torch.distributed.all_reduce(found, group=self._parallel.context_group)

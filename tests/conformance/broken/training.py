@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nemorl.contracts import Loss, SelectiveLoss
+from nemorl.contracts import AdamStep, Loss, SelectiveLoss
 from nemorl.errors import BackendError
 from nemorl.metrics import Last, Mean, Metrics, Sum
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch, loss_weights
 from nemorl_tensors.engines.pieces import Piece, RankPieces
+from nemorl_tensors.engines.steps import StepResult
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -221,7 +222,7 @@ class SkipsSilently(DTensorBackend):
 class LosesMetrics(DTensorBackend):
     """Computes nothing of sequences without gradient."""
 
-    def _without_gradient(self, batch: TokenBatch, loss: Loss) -> list[tuple[Tensor, Metrics]]:
+    def _without_gradient(self, *_: Any) -> list[tuple[Tensor, Metrics]]:
         return []
 
 
@@ -276,6 +277,55 @@ class SavesNoScale(DTensorBackend):
     def load_checkpoint(self, path: Path) -> None:
         super().load_checkpoint(path)
         self._optimizer.rate_scale = 1.0
+
+
+class AddsTwice(DTensorBackend):
+    def forward_backward(self, batch: TokenBatch, loss: Loss) -> tuple[Metrics, Tensor]:
+        super().forward_backward(batch, loss)
+        return super().forward_backward(batch, loss)
+
+
+class KeepsTheLastGradient(DTensorBackend):
+    def forward_backward(self, batch: TokenBatch, loss: Loss) -> tuple[Metrics, Tensor]:
+        self.clear_gradients()
+        return super().forward_backward(batch, loss)
+
+
+class AddsWhatItMeasures(DTensorBackend):
+    def forward(self, batch: TokenBatch, loss: Loss) -> tuple[Metrics, Tensor]:
+        return super().forward_backward(batch, loss)
+
+
+class SaysNothingOfWhatItSkipped(DTensorBackend):
+    """Leaves out what sequences without gradient were scored with."""
+
+    def _without_gradient(
+        self, evaluate: Any, batch: TokenBatch, loss: Loss, _into: Tensor | None
+    ) -> list[tuple[Tensor, Metrics]]:
+        return super()._without_gradient(evaluate, batch, loss, None)
+
+
+class IgnoresTheClip(DTensorBackend):
+    def optimizer_step(self, adam: AdamStep | None = None) -> Metrics:
+        return super().optimizer_step(None if adam is None else replace(adam, max_grad_norm=None))
+
+
+class KeepsTheDecay(DTensorBackend):
+    """The last weight decay that it was given stays."""
+
+    decay = 0.0
+
+    def _update(self, adam: AdamStep | None) -> StepResult:
+        if adam is None:
+            settings = self._policy.optimizer
+            adam = AdamStep(settings.lr, settings.betas, settings.eps, self.decay, self._policy.max_grad_norm)
+        self.decay = adam.weight_decay
+        return super()._update(adam)
+
+
+class AppliesParts(DTensorBackend):
+    def _require_whole_gradients(self) -> None:
+        pass
 
 
 class SnapshotsLiveTensors(DTensorBackend):

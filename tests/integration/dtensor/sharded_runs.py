@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch, linear_logprobs, vocab_parallel_logprobs
 from nemorl_tensors.filtering import TokenFilter
 from nemorl_testing.batches import Selective, WeightedNLL, ragged_batch
+from spread_cases import halved_step
 from torch import Tensor, distributed
 
 STEPS = 3
@@ -40,6 +42,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     all_on_first: bool = False
     """The first data-parallel rank has the whole batch, the others have nothing."""
+    halved: bool = False
+    """Each step is a pass over either half of a rank's shard, and an update."""
     some_zero: bool = False
     """Two of three sequences have no advantage; several ranks are given a loss that says so."""
     saves: str = ""
@@ -83,7 +87,8 @@ def train(context: WorkerContext, case: Case) -> Found:
     if case.resumes:
         backend.load_checkpoint(Path(case.resumes))
     before = backend.get_logprobs(mine)
-    metrics = [backend.train_step(mine, loss) for _ in range(STEPS)]
+    step = partial(halved_step, backend) if case.halved else backend.train_step
+    metrics = [step(mine, loss) for _ in range(STEPS)]
     if case.saves:
         backend.save_checkpoint(Path(case.saves))
         backend.save_pretrained(Path(case.saves) / "exported")

@@ -50,6 +50,9 @@ CASES = (
     Case("dp2, one rank without data", "qwen2", 2, all_on_first=True),
     Case("dp2 without gradient", "qwen2", 2, {"microbatch_tokens": 20}, some_zero=True),
     Case("tp2 without gradient", "qwen2", 2, {**TP, "microbatch_tokens": 20}, some_zero=True),
+    Case("dp2 halved", "qwen2", 2, {"microbatch_tokens": 20}, some_zero=True, halved=True),
+    Case("dp2 halved, one rank without data", "qwen2", 2, all_on_first=True, halved=True),
+    Case("tp2 lora halved", "qwen2", 2, {**TP, **LORA}, halved=True),
     Case("dp2 packed", "qwen2", 2, options={"layout": "packed"}),
     Case("dp2 random", "random", 2, {"init": "random"}),
     Case("dp2 mixtral", "mixtral", 2, saves="dp2 mixtral"),
@@ -104,7 +107,9 @@ def alone(case: Case) -> Case:
     kind = "one" + " lora" * ("lora" in policy) + " bfloat16" * ("precision" in policy)
     resumes = case.resumes and (case.resumes if case.resumes == "untrained" else kind)
     saves = kind if case.name == "one" else ""  # no other: what it wrote would be read by those that resume
-    return replace(case, name=kind, world_size=1, policy=policy, options=options, saves=saves, resumes=resumes)
+    return replace(
+        case, name=kind, world_size=1, policy=policy, options=options, saves=saves, resumes=resumes, halved=False
+    )
 
 
 class Runs:

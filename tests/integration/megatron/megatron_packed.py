@@ -19,7 +19,6 @@ from nemorl_megatron.config import LayoutName
 from nemorl_megatron.layout import choose
 from nemorl_megatron.training import MegatronBackend
 from nemorl_tensors import TokenBatch, segment_sum
-from nemorl_tensors.engines.steps import StepResult
 from nemorl_testing.batches import branching_batch, ragged_batch
 from torch import Tensor
 
@@ -109,17 +108,11 @@ def _shard(batch: TokenBatch, shards: tuple[int, ...], case: Case, rank: int) ->
 
 
 def _train_step(backend: MegatronBackend, batch: TokenBatch, loss: Loss) -> tuple[Metrics, dict[str, Tensor]]:
-    """Its metrics, and the gradients that the update is made from: it ends by clearing them."""
-    gradients: dict[str, Tensor] = {}
-    learner = backend._optimizer
-    update = learner.step
-
-    def step(*, trained: bool) -> StepResult:
-        gradients.update(_gradients(backend))
-        return update(trained=trained)
-
-    learner.step = step  # type: ignore[method-assign]
-    return backend.train_step(batch, loss), gradients
+    """Its metrics, and the gradients that an update would be made from."""
+    backend.clear_gradients()
+    metrics, _ = backend.forward_backward(batch, loss)
+    backend._optimizer.add_up()
+    return metrics, _gradients(backend)
 
 
 def _gradients(backend: MegatronBackend) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import TokenBatch, segment_sum
 from nemorl_testing.batches import ragged_batch
+from spread_cases import halved_step
 from torch import Tensor
 
 STEPS, SAVED_AFTER = 4, 2
@@ -47,6 +48,8 @@ class Case:
     loss: LossName = "grpo"
     all_on_first: bool = False
     """The first shard has the whole batch, the others have nothing."""
+    halved: bool = False
+    """Each step is a pass over either half of a rank's shard, and an update."""
     saves: str = ""
     """Folder for a checkpoint after ``SAVED_AFTER`` steps, and for an export after all."""
     resumes: str = ""
@@ -84,7 +87,9 @@ def train(context: WorkerContext, case: Case) -> Found:
 def train_with_dtensor(case: Case) -> Found:
     """The same in one process with the other backend."""
     policy = {name: value for name, value in case.policy.items() if name != "tensor_parallel_size"}
-    alone = replace(case, world_size=1, policy=policy, options={}, saves="", resumes="", all_on_first=False)
+    alone = replace(
+        case, world_size=1, policy=policy, options={}, saves="", resumes="", all_on_first=False, halved=False
+    )
     return _train(WorkerContext(), alone, DTensorConfig())
 
 
@@ -122,6 +127,8 @@ def _train(context: WorkerContext, case: Case, config: TrainingBackendConfig) ->
 
 
 def _step(backend: TrainingBackend, batch: TokenBatch, case: Case, step: int) -> Any:
+    if case.halved:
+        return halved_step(backend, batch, LOSSES[case.loss])
     if not (case.saves and step == SAVED_AFTER):
         return backend.train_step(batch, LOSSES[case.loss])
     assert isinstance(backend, SnapshottingBackend)

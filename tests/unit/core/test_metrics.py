@@ -138,13 +138,14 @@ def test_every_kind_is_made_of_values_alike() -> None:
 def test_an_update_that_all_ranks_skipped_was_skipped_once() -> None:
     import torch
     from nemorl_tensors import TokenBatch
-    from nemorl_tensors.engines.steps import StepResult, step_metrics
+    from nemorl_tensors.engines.steps import StepResult, pass_metrics, update_metrics
 
     batch = TokenBatch.from_sequences([[1, 2, 3]], [[False, True, True]])
 
     def update(*, skipped: bool) -> dict[str, float]:
         result = StepResult(grad_norm=2.0, lr=0.1, skipped=skipped)
-        return merge([step_metrics(batch, [], [torch.tensor(0.5)], result) for _ in range(4)])  # type: ignore[return-value]
+        of_rank = {**pass_metrics(batch, [], [torch.tensor(0.5)]), **update_metrics(result)}
+        return merge([of_rank] * 4)  # type: ignore[return-value]
 
     # Four ranks, two updates of which one was skipped: half of the updates, the tokens and losses of all ranks each.
     found = values(average([update(skipped=True), update(skipped=False)]))  # type: ignore[list-item]

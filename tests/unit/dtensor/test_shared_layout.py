@@ -104,20 +104,12 @@ def pairs(draw: Draw) -> tuple[list[list[int]], list[list[bool]]]:
 
 def gradients(backend: DTensorBackend, batch: TokenBatch, loss: Any) -> tuple[Tensor, dict[str, float]]:
     """Of one step, all parameters in one tensor; and its metrics but those of the work that it took."""
-    found: list[Tensor] = []
-    optimizer = backend._optimizer
-    step = optimizer.step
-
-    def look_and_step() -> Any:
-        found.extend(
-            master.grad.flatten().double() for master in optimizer._masters.values() if master.grad is not None
-        )
-        return step()
-
-    optimizer.step = look_and_step  # type: ignore[method-assign]
-    metrics = backend.train_step(batch, loss)
-    told = {name: metric.value for name, metric in of_the_batch(metrics).items()}
-    return torch.cat(found), told
+    backend.clear_gradients()
+    metrics, _ = backend.forward_backward(batch, loss)
+    masters = backend._optimizer._masters.values()
+    found = torch.cat([master.grad.flatten().double() for master in masters if master.grad is not None])
+    metrics = {**metrics, **backend.optimizer_step()}
+    return found, {name: metric.value for name, metric in of_the_batch(metrics).items()}
 
 
 def expect_equal(shared: DTensorBackend, alone: DTensorBackend, batch: TokenBatch, loss: Any) -> None:

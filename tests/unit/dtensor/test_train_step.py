@@ -26,18 +26,12 @@ from .conftest import Build
 
 
 def gradients(backend: DTensorBackend, batch: TokenBatch, loss: Any) -> dict[str, Tensor]:
-    """Gradients as the optimizer meets them."""
-    found: dict[str, Tensor] = {}
-    optimizer = backend._optimizer
-    assert optimizer is not None
-    step = optimizer.step
-
-    def spy() -> Any:
-        found.update({n: p.grad.clone() for n, p in optimizer._masters.items() if p.grad is not None})
-        return step()
-
-    optimizer.step = spy  # type: ignore[method-assign]
-    backend.train_step(batch, loss)
+    """Gradients as the optimizer meets them, which then makes its step."""
+    backend.clear_gradients()
+    backend.forward_backward(batch, loss)
+    masters = backend._optimizer._masters
+    found = {name: master.grad.clone() for name, master in masters.items() if master.grad is not None}
+    backend.optimizer_step()
     return found
 
 

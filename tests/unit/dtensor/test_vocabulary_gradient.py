@@ -18,6 +18,7 @@ from nemorl_tensors import TokenBatch
 from torch import Tensor, nn
 
 from .conftest import Build
+from .test_train_step import gradients
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -31,20 +32,6 @@ def batch_with_padding_token() -> TokenBatch:
     """Token 0, which pads, is also an input."""
     batch = TokenBatch.from_sequences([[0, 9, 9, 30, 0, 12], [40, 9, 41]], [[False] + [True] * 5, [True] * 3])
     return batch.with_tokens(advantages=torch.linspace(-1, 1, batch.num_tokens))
-
-
-def step_gradients(backend: DTensorBackend, batch: TokenBatch, loss: Any) -> dict[str, Tensor]:
-    optimizer = backend._optimizer
-    found: dict[str, Tensor] = {}
-    step = optimizer.step
-
-    def spy() -> Any:
-        found.update({name: m.grad.clone() for name, m in optimizer._masters.items() if m.grad is not None})
-        return step()
-
-    optimizer.step = spy  # type: ignore[method-assign]
-    backend.train_step(batch, loss)
-    return found
 
 
 def autograd_gradients(model: Any, batch: TokenBatch) -> dict[str, Tensor]:
@@ -72,7 +59,7 @@ def test_it_is_the_gradient_of_autograd(
     assert isinstance(backend, DTensorBackend)
     assert set(backend._gradients) == ({EMBEDDING} if tied else {EMBEDDING, HEAD})
     expected = autograd_gradients(load_model(settings, seed=3), batch_with_padding_token())
-    found = step_gradients(backend, batch_with_padding_token(), weighted_nll)
+    found = gradients(backend, batch_with_padding_token(), weighted_nll)
     assert found.keys() == expected.keys()
     for name in backend._gradients:
         assert found[name].dtype == torch.float32
@@ -123,6 +110,6 @@ def test_a_failed_step_leaves_nothing_behind(build: Build, batch: TokenBatch, we
     failed, clean = build(microbatch_tokens=40), build(microbatch_tokens=40)
     with pytest.raises(Exception, match="stop"):
         failed.train_step(batch, FailsAtTheSecond())
-    found, expected = (step_gradients(backend, batch, weighted_nll) for backend in (failed, clean))
+    found, expected = (gradients(backend, batch, weighted_nll) for backend in (failed, clean))
     for name in expected:
         assert torch.equal(found[name], expected[name])

@@ -22,7 +22,9 @@ from nemorl.contracts.generation import ReportingSampler as ReportingSampler
 from nemorl.contracts.generation import RequestBackend as RequestBackend
 from nemorl.contracts.memory import OffloadingBackend as OffloadingBackend
 from nemorl.contracts.memory import SleepingBackend as SleepingBackend
+from nemorl.contracts.training import AdamStep as AdamStep
 from nemorl.contracts.training import AdapterBackend as AdapterBackend
+from nemorl.contracts.training import HalvedSteps as HalvedSteps
 from nemorl.contracts.training import Head as Head
 from nemorl.contracts.training import Loss as Loss
 from nemorl.contracts.training import MomentsBackend as MomentsBackend

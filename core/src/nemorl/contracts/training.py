@@ -8,6 +8,7 @@ without a protocol promise that an option works. ``nemorl plugins check`` tests 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -35,6 +36,7 @@ TrainingCapability = Literal[
     "adapters",  # AdapterBackend: LoRA apart from the model
     "asynchronous_checkpoint",  # SnapshottingBackend: a checkpoint is written while training goes on
     "filtered_logprobs",  # log-probs among the tokens that the sampler left
+    "halved_steps",  # HalvedSteps: gradients of several calls, then one update
     "lora",  # policy.lora
     "moments",  # MomentsBackend: entropies of the distribution, and losses that read them
     "muon",  # policy.optimizer.name
@@ -209,6 +211,55 @@ class RateScalingBackend(Protocol):
 
     def scale_rate(self, factor: float) -> None:
         """Multiply the learning rate of all later steps, over what the schedule says and over earlier factors."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdamStep:
+    """AdamW (arXiv:1711.05101) of one optimizer step, in place of what the config and its schedule say.
+
+    >>> backend.optimizer_step(AdamStep(lr=1e-4, max_grad_norm=1.0))  # doctest: +SKIP
+    """
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    """Decoupled. Of matrices: biases and norms do not decay"""
+    max_grad_norm: float | None = None
+    """The global norm of all gradients added up is clipped to this. Unset: it is not"""
+
+
+class HalvedSteps(Protocol):
+    """A training backend whose ``train_step`` is available in its two halves (capability ``halved_steps``).
+
+    ``train_step`` is ``clear_gradients``, ``forward_backward`` and ``optimizer_step``, and gives the same numbers.
+
+    >>> for part in batches: backend.forward_backward(part, loss)  # doctest: +SKIP
+    >>> backend.optimizer_step()  # doctest: +SKIP
+    """
+
+    def forward_backward(self, batch: TokenBatch, loss: Loss) -> tuple[Metrics, Tensor]:
+        """Add the loss's gradient to those of earlier calls since the last update.
+
+        Returns the loss's metrics with ``loss``, and what the loss was given at each token, [N] or [N, K] float32, of
+        this same pass. After a call that failed midway nothing is added or updated until ``clear_gradients``.
+        """
+        ...
+
+    def forward(self, batch: TokenBatch, loss: Loss) -> tuple[Metrics, Tensor]:
+        """The same without a gradient and without dropout."""
+        ...
+
+    def optimizer_step(self, adam: AdamStep | None = None) -> Metrics:
+        """Update the weights by all gradients since the last update, and clear these; as the config says, or ``adam``.
+
+        Returns ``grad_norm``, ``lr`` and ``skipped_updates``, as ``train_step`` does.
+        """
+        ...
+
+    def clear_gradients(self) -> None:
+        """Forget what was added since the last update."""
         ...
 
 

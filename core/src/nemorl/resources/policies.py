@@ -94,23 +94,12 @@ class TrainingPolicy:
         self, verb: ShardVerb[TokenBatch, P, _PerToken], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
     ) -> list[Tensor]:
         """The results of a verb that returns per-token tensors, in the order of ``batch``."""
-        import torch
-
         # These verbs read tokens only: the other fields need not travel.
         bare = replace(batch, token_fields={}, sequence_fields={}, sequences_per_group=1)
         with self._turn("reference" if "reference" in args else "measure"):
             shards, parts = self._sharded(verb, bare, *args, **kwargs)
         results = [part if isinstance(part, tuple) else (part,) for part in parts]
-        if len(shards) == 1:
-            return list(results[0])
-        lengths = batch.lengths.tolist()
-        found = []
-        for columns in zip(*results, strict=True):
-            pieces: dict[int, Tensor] = {}
-            for shard, column in zip(shards, columns, strict=True):
-                pieces.update(zip(shard, column.split([lengths[index] for index in shard]), strict=True))
-            found.append(torch.cat([pieces[index] for index in range(len(batch))]))
-        return found
+        return [in_order(batch, shards, columns) for columns in zip(*results, strict=True)]
 
     def _sharded(
         self, verb: ShardVerb[TokenBatch, P, R], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
@@ -120,6 +109,19 @@ class TrainingPolicy:
             return [list(range(len(batch)))], self.workers.scatter(verb, [batch], *args, **kwargs)
         shards = batch.shards(ranks, by_trees=self._by_trees)
         return shards, self.workers.scatter(verb, _Shards(batch, shards), *args, **kwargs)
+
+
+def in_order(batch: TokenBatch, shards: Sequence[Sequence[int]], columns: Sequence[Tensor]) -> Tensor:
+    """What each shard says of its tokens, in the order of the batch."""
+    import torch
+
+    if len(shards) == 1:
+        return columns[0]
+    lengths, pieces = batch.lengths.tolist(), dict[int, "Tensor"]()
+    for shard, column in zip(shards, columns, strict=True):
+        sizes = [lengths[index] for index in shard]
+        pieces.update(zip(shard, torch.split(column, sizes), strict=True))
+    return torch.cat([pieces[index] for index in range(len(batch))])
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class RankBackendConfig(TrainingBackendConfig, PlansTraining):
             *("lora", "adapters", "tensor_parallel_lora", "reference", "activation_checkpointing", "packing"),
             *("shared_prefixes", "value_head", "topk_logprobs", "weights_only_checkpoint", "asynchronous_checkpoint"),
             *("rate_scale", "filtered_logprobs", "offload", "remarks", "activations", "weight_pieces"),
-            "moments",
+            *("moments", "halved_steps"),
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")

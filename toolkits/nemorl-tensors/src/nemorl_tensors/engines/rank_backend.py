@@ -12,12 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 import torch
-from nemorl.contracts import Head, WeightsName
+from nemorl.contracts import AdamStep, Head, Loss, WeightsName
 from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl.errors import BackendError, UsageError
+from nemorl.metrics import Metrics
 from torch import Tensor
 
 from nemorl_tensors.batch import TokenBatch
@@ -26,7 +27,14 @@ from nemorl_tensors.engines.layouts import Layout
 from nemorl_tensors.engines.pieces import Piece, PieceSender, RankPieces
 from nemorl_tensors.engines.residency import OptimizerMemory, Residency
 from nemorl_tensors.engines.rows import default_microbatch_tokens
-from nemorl_tensors.engines.steps import require_end
+from nemorl_tensors.engines.steps import (
+    StepResult,
+    output_shape,
+    require_end,
+    require_fields,
+    update_metrics,
+    with_places,
+)
 from nemorl_tensors.filtering import TokenFilter
 
 if TYPE_CHECKING:
@@ -52,6 +60,23 @@ class RankOptimizer(OptimizerMemory, Protocol):
     rate_scale: float
     """Multiplies the learning rate of the schedule."""
 
+    def clear_gradients(self) -> None:
+        """Forget them."""
+        ...
+
+
+class Meter(Protocol):
+    """Counts the work of a step."""
+
+    def begin(self) -> None: ...
+
+    def metrics(self, batch: TokenBatch) -> Metrics:
+        """Of what was done since ``begin``. Collective."""
+        ...
+
+
+Gathered = Literal["nothing", "whole", "part"]
+"""Gradients since the last update: none, those of whole calls, or what a call that failed midway has left."""
 
 Optimizer = TypeVar("Optimizer", bound=RankOptimizer)
 
@@ -67,6 +92,7 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
     """The frozen initial weights, where they are asked for and no adapter can be turned off to get them."""
     _layout: Layout
     _residency: Residency
+    _work: Meter
 
     def __init__(self, policy: TrainingOptions, worker: WorkerContext, *, reference: bool, head: Head) -> None:
         require_end(policy.schedule)
@@ -75,6 +101,7 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
         self._has_reference, self._head = reference, head
         self._sender = PieceSender()
         self._made_optimizer: Optimizer | None = None
+        self._gathered: Gathered = "nothing"
         self._is_open = True
 
     @property
@@ -88,6 +115,24 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
     @abstractmethod
     def _make_optimizer(self) -> Optimizer:
         """Over the weights as they are."""
+
+    @abstractmethod
+    def _forward_backward(self, batch: TokenBatch, loss: Loss, into: Tensor | None) -> Metrics:
+        """Add the loss's gradient to those that there are; metrics of the loss and of the layout.
+
+        Args:
+            batch: This rank's shard, with places (``with_places``) where outputs are asked for.
+            loss: The objective.
+            into: What the loss is given is written here, each token at its place.
+        """
+
+    @abstractmethod
+    def _forward(self, batch: TokenBatch, loss: Loss, into: Tensor) -> Metrics:
+        """The same without gradient."""
+
+    @abstractmethod
+    def _update(self, adam: AdamStep | None) -> StepResult:
+        """Clip, update the weights, clear the gradients."""
 
     @abstractmethod
     def _score(self, batch: TokenBatch, weights: WeightsName, keep: TokenFilter | None, into: Tensor) -> None:
@@ -109,6 +154,38 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
     @abstractmethod
     def _release(self) -> None:
         """Drop the model, and leave the other ranks."""
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        self.clear_gradients()
+        self._begin(batch, loss)
+        found = self._forward_backward(batch, loss, None)
+        return {**found, **update_metrics(self._update(None)), **self._work.metrics(batch)}
+
+    def forward_backward(self, batch: TokenBatch, loss: Loss) -> tuple[Metrics, Tensor]:
+        self._begin(batch, loss)
+        self._require_whole_gradients()
+        self._gathered = "part"
+        into = self._room_for_outputs(batch, loss)
+        found = self._forward_backward(with_places(batch), loss, into)
+        self._gathered = "whole"
+        return {**found, **self._work.metrics(batch)}, into.to(batch.token_ids.device)
+
+    def forward(self, batch: TokenBatch, loss: Loss) -> tuple[Metrics, Tensor]:
+        self._begin(batch, loss)
+        into = self._room_for_outputs(batch, loss)
+        found = self._forward(with_places(batch), loss, into)
+        return {**found, **self._work.metrics(batch)}, into.to(batch.token_ids.device)
+
+    def optimizer_step(self, adam: AdamStep | None = None) -> Metrics:
+        self._residency.require("weights", "gradients", "optimizer")
+        self._require_whole_gradients()
+        found = update_metrics(self._update(adam))
+        self._gathered = "nothing"
+        return found
+
+    def clear_gradients(self) -> None:
+        self._clear_gradients()
+        self._gathered = "nothing"
 
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         self._require_head("language_model", "log-probs")
@@ -158,7 +235,7 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
         self._optimizer.rate_scale *= factor
 
     def offload(self, parts: Sequence[MemoryPart]) -> None:
-        self._residency.offload(parts)
+        self._residency.offload(parts, keep_gradients=self._gathered == "whole")
 
     def onload(self, parts: Sequence[MemoryPart]) -> None:
         self._residency.onload(parts)
@@ -179,6 +256,25 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
         self._release()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _clear_gradients(self) -> None:
+        self._optimizer.clear_gradients()
+
+    def _begin(self, batch: TokenBatch, loss: Loss) -> None:
+        require_fields(batch, loss)
+        self._residency.require("weights", "gradients", "optimizer")
+        self._work.begin()
+
+    def _room_for_outputs(self, batch: TokenBatch, loss: Loss) -> Tensor:
+        shape = output_shape(batch, candidates="candidate_ids" in loss.requires)
+        return torch.zeros(shape, dtype=torch.float32, device=self._device)
+
+    def _require_whole_gradients(self) -> None:
+        if self._gathered == "part":
+            raise UsageError(
+                "an earlier forward_backward failed midway: the gradient since the last update is a part of one",
+                fix="call clear_gradients(), and repeat what was added since the last update",
+            )
 
     def _scores(self, batch: TokenBatch, weights: WeightsName, keep: TokenFilter | None) -> Tensor:
         """[N] of the model's output, where ``batch`` is; [N, 3] with moments."""

@@ -44,10 +44,14 @@ class Residency:
         self._model, self._frozen, self._optimizer = model, frozen, optimizer
         self._parking = Parking()
 
-    def offload(self, parts: Sequence[MemoryPart]) -> None:
+    def offload(self, parts: Sequence[MemoryPart], *, keep_gradients: bool) -> None:
+        """
+        Args:
+            parts: Leave the device.
+            keep_gradients: They will be added to. Else they are cleared or about to be: what they hold is nobody's.
+        """
         for part in parts:
-            # Between two steps gradients are cleared or about to be: what they hold is nobody's.
-            self._parking.leave(part, self._tensors(part), forget=part == "gradients")
+            self._parking.leave(part, self._tensors(part), forget=part == "gradients" and not keep_gradients)
 
     def onload(self, parts: Sequence[MemoryPart]) -> None:
         for part in parts:

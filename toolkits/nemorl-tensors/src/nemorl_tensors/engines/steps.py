@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 PLACE = "place"
 """Field of :func:`with_places`."""
+
+
+Evaluate = Callable[["Loss", Tensor, TokenBatch], tuple[Tensor, Metrics]]
+"""(loss, what it is given, microbatch) -> (scalar, metrics)"""
 
 
 @dataclass(frozen=True)
@@ -91,24 +95,29 @@ def loss_owner(loss: Loss) -> str:
     return f"loss {type(loss).__name__} ({type(loss).__module__})"
 
 
-def step_metrics(batch: TokenBatch, parts: Sequence[Metrics], losses: Sequence[Tensor], result: StepResult) -> Metrics:
-    """Metrics of a step, as ``train_step`` returns them.
+def pass_metrics(batch: TokenBatch, parts: Sequence[Metrics], losses: Sequence[Tensor]) -> Metrics:
+    """Metrics of the passes over a batch, as ``train_step`` and ``forward_backward`` return them.
 
     Args:
         batch: This rank's shard of the minibatch.
         parts: The loss's metrics of each microbatch.
         losses: Its value for each, float64 scalars.
-        result: The optimizer's part.
     """
     trained_B = segment_sum(batch.mask.float(), batch.mask, batch.lengths)
     return {
         **merge(parts),
         "loss": Sum(float(torch.stack(list(losses)).sum()) if losses else 0.0),
+        "global_valid_toks": Sum(float(batch.mask.sum())),
+        "global_valid_seqs": Sum(float((trained_B > 0).sum())),
+    }
+
+
+def update_metrics(result: StepResult) -> Metrics:
+    """Metrics of an update, as ``train_step`` and ``optimizer_step`` return them."""
+    return {
         "grad_norm": Mean(result.grad_norm),
         "lr": Last(result.lr),
         "skipped_updates": Mean(float(result.skipped)),  # every rank says the same
-        "global_valid_toks": Sum(float(batch.mask.sum())),
-        "global_valid_seqs": Sum(float((trained_B > 0).sum())),
     }
 
 
@@ -121,12 +130,16 @@ def output_shape(batch: TokenBatch, *, candidates: bool) -> tuple[int, ...]:
 
 
 def with_places(batch: TokenBatch) -> TokenBatch:
-    """The bare sequences with one field, ``PLACE``: where in the batch each token stands.
+    """The batch with a field ``PLACE``: where in it each token stands.
 
     A microbatch reorders sequences; this says where what was found of its tokens belongs.
     """
-    place = torch.arange(batch.num_tokens, device=batch.token_ids.device)
-    return replace(batch, token_fields={PLACE: place}, sequence_fields={}, sequences_per_group=1)
+    return batch.with_tokens(**{PLACE: torch.arange(batch.num_tokens, device=batch.token_ids.device)})
+
+
+def bare(batch: TokenBatch) -> TokenBatch:
+    """The sequences alone, without fields: what is measured reads no more."""
+    return replace(batch, token_fields={}, sequence_fields={}, sequences_per_group=1)
 
 
 # The learning rate over optimizer steps

@@ -20,7 +20,14 @@ from nemorl.metrics import Metrics
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.model_config import name_or_path, read_model_config
 from nemorl_tensors.engines.model_folder import save_tokenizer
-from nemorl_tensors.engines.steps import StepResult, evaluate_loss, require_fields, schedule_factor, step_metrics
+from nemorl_tensors.engines.steps import (
+    StepResult,
+    evaluate_loss,
+    pass_metrics,
+    require_fields,
+    schedule_factor,
+    update_metrics,
+)
 from torch import Tensor
 
 from nemorl_example import checkpoint
@@ -73,7 +80,8 @@ class ExampleBackend:
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             self._optimizer.step()
-        return step_metrics(batch, parts, losses, StepResult(norm, lr, skipped=not math.isfinite(norm)))
+        update = StepResult(norm, lr, skipped=not math.isfinite(norm))
+        return {**pass_metrics(batch, parts, losses), **update_metrics(update)}
 
     @torch.no_grad()
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
