@@ -141,7 +141,8 @@ def _whole(
         scorer, reference = ValueScorer.find(model), None if initial is None else ValueScorer.find(initial)
     else:
         found = Scorer.find(model, sight=sight, chunk_tokens=config.logprob_chunk_tokens)
-        scorer = replace(found, gradient=gradient_of(found.weight, gradients))
+        on_head = None if adapters is None else adapters.on_head
+        scorer = replace(found, gradient=gradient_of(found.weight, gradients), adapted=on_head)
         reference = (
             None
             if initial is None

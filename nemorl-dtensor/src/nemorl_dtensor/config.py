@@ -32,7 +32,9 @@ class DTensorConfig(RankBackendConfig):
     summary: ClassVar[str] = "PyTorch training of any Hugging Face causal language model (FSDP2, tensor parallel, LoRA)"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
-    supports: ClassVar[frozenset[TrainingCapability]] = RankBackendConfig.supports | {"muon", "nf4"}
+    supports: ClassVar[frozenset[TrainingCapability]] = RankBackendConfig.supports | {
+        *("adapted_head", "muon", "nf4", "shared_base")
+    }
 
     layout: Annotated[Literal["auto", "padded", "packed", "shared"], RESUMABLE] = "auto"
     """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all in one row,
@@ -51,6 +53,10 @@ class DTensorConfig(RankBackendConfig):
     """Positions whose logits exist at one time; the backward pass then computes them again. Unset: as many as fill 128
     MiB, kept for the backward pass if that is all of them. Lower it when the head runs out of memory."""
 
+    shelved_adapters_gib: Annotated[float, RESUMABLE] = Field(1.0, ge=0)
+    """Device memory for adapters that share a base and are not in use, in GiB. Beyond it those that were used least
+    recently wait in the host's memory."""
+
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         ways = policy.tensor_parallel_size
         yield from tensor_parallel_problems(policy, ways, "tensor_parallel_size", copies_key_values=False)
@@ -60,6 +66,12 @@ class DTensorConfig(RankBackendConfig):
                 "tensor_parallel_size",
                 f"dtensor does not divide the {geometry.experts} experts of this model over tensor-parallel ranks",
                 "set it to 1 (FSDP shards experts over the workers), or use backend: megatron",
+            )
+        if policy.lora is not None and policy.lora.head and world_size > 1:
+            yield ConfigIssue(
+                "lora.head",
+                f"dtensor adapts the output head of models in one process, and this one has {world_size} workers",
+                "set head: false, or use one worker",
             )
         if policy.lora is not None and policy.optimizer.name == "muon":
             yield ConfigIssue(

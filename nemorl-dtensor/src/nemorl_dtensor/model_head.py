@@ -9,6 +9,7 @@ compares it with the model's own forward pass when it is built: wrong numbers ar
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from nemorl_media.sight import Sight
 from nemorl_tensors import linear_logprobs, linear_topk_logprobs
 from nemorl_tensors.engines.rows import Rows
 from nemorl_tensors.filtering import TokenFilter, filtered
-from nemorl_tensors.logprobs import Gradient
+from nemorl_tensors.logprobs import Gradient, LowRank
 from torch import Tensor, nn
 
 from nemorl_dtensor.tree_attention import tree_arguments
@@ -66,6 +67,8 @@ class Scorer:
     """Where the gradient of the head's weight is added up, if not by autograd"""
     sight: Sight | None = None
     """Of a model that sees or hears"""
+    adapted: Callable[[Tensor], LowRank | None] | None = None
+    """[..., D] states -> what adapters on the head add to its output"""
 
     @classmethod
     def find(cls, model: PreTrainedModel, *, sight: Sight | None = None, chunk_tokens: int | None = None) -> Scorer:
@@ -99,20 +102,35 @@ class Scorer:
 
     def of_states(self, states_MD: Tensor, rows: Rows, temperature: float, keep: TokenFilter | None = None) -> Tensor:
         """The same from the states that predict the scored tokens."""
-        options = self.options(temperature)
         score = partial(
-            linear_logprobs, states_MD, self.weight, rows.target_ids, **options, weight_gradient=self.gradient
+            linear_logprobs,
+            states_MD,
+            self.weight,
+            rows.target_ids,
+            **self.options(temperature),
+            weight_gradient=self.gradient,
+            low_rank=self.low_rank(states_MD),
         )
         return filtered(score, keep)
 
     def topk(self, rows: Rows, temperature: float, k: int) -> tuple[Tensor, Tensor]:
         """[M, K] token ids and log-probs of the k likeliest tokens where a token is scored, without gradient."""
-        return linear_topk_logprobs(self.states(rows), self.weight, k, **self.options(temperature))
+        states_MD = self.states(rows)
+        low_rank = self.low_rank(states_MD)
+        return linear_topk_logprobs(states_MD, self.weight, k, **self.options(temperature), low_rank=low_rank)
 
     def logits(self, states: Tensor) -> Tensor:
         """[..., V] float32 of [..., D] states, as the model gives them."""
-        logits = nn.functional.linear(states, self.weight, self.bias).float() * self.scale
+        logits = nn.functional.linear(states, self.weight, self.bias).float()
+        if (low_rank := self.low_rank(states)) is not None:
+            low, factor = low_rank
+            logits = logits + nn.functional.linear(low, factor.to(low.dtype)).float()
+        logits = logits * self.scale
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def low_rank(self, states: Tensor) -> LowRank | None:
+        """What adapters add to the head's output; ``None`` where it has none, or they are off."""
+        return None if self.adapted is None else self.adapted(states)
 
     @property
     def weight(self) -> Tensor:

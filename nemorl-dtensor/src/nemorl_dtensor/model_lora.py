@@ -9,14 +9,18 @@ policy as a plain model is base + adapter, layer by layer.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.errors import BackendError, boundary
+from nemorl.contracts import AdaptedModules, AdapterShape
+from nemorl.errors import BackendError, UsageError, boundary
 from nemorl_tensors.engines.buckets import in_buckets
+from nemorl_tensors.logprobs import LowRank
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -48,11 +52,12 @@ class Adapters:
         from peft import get_peft_model
 
         named = lora.target_modules
+        targets = all_linear(model, beside_text) if named == "all-linear" else list(named)
         settings = PeftConfig(
             r=lora.rank,
             lora_alpha=lora.alpha,  # type: ignore[arg-type]
             lora_dropout=lora.dropout,
-            target_modules=all_linear(model, beside_text) if named == "all-linear" else list(named),
+            target_modules=[*targets, _head_name(model)] if lora.head else targets,
             task_type="CAUSAL_LM",
         )
         with boundary("peft, adding LoRA adapters,"), torch.random.fork_rng(devices=[]):
@@ -62,11 +67,13 @@ class Adapters:
         self._packed = packed_layers(model) if lora.base == "nf4" else {}
         self._layers = {name: module for name, module in model.named_modules() if _is_adapted(module)}
         head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        if any(layer is head for layer in self._layers.values()):
+        self._head: Any = next((layer for layer in self._layers.values() if layer is head), None)
+        if self._head is not None and not lora.head:
             raise BackendError(
-                "LoRA on the output head is not supported by training backend dtensor",
-                fix="leave the head out of policy.lora.target_modules, e.g. use all-linear",
+                "policy.lora.target_modules names the output head, which is asked for apart from other layers",
+                fix="leave it out of target_modules and set policy.lora.head: true",
             )
+        self._shape = AdapterShape(lora.rank, lora.alpha, seed, frozenset(map(self._kind, self._layers)))
         if not all(_is_linear(layer) for layer in self._layers.values()):
             raise BackendError(
                 "training backend dtensor adapts linear layers only: transformers keeps experts of a mixture, and its "
@@ -92,13 +99,72 @@ class Adapters:
         for dropout in self._dropouts:
             dropout.train(mode)
 
+    @property
+    def on_head(self) -> Callable[[Tensor], LowRank | None] | None:
+        """What they add to the output of the head, of its input: [..., R] and [V, R]. ``None`` where they leave it."""
+        return None if self._head is None else partial(_low_rank, self._head)
+
+    @property
+    def shape(self) -> AdapterShape:
+        """What is scaled and published: other layers and ranks than these have zeros."""
+        return self._shape
+
+    @shape.setter
+    def shape(self, shape: AdapterShape) -> None:
+        self._shape = shape
+        for layer in self._layers.values():
+            layer.scaling[ADAPTER] = shape.alpha / shape.rank  # type: ignore[index,operator,union-attr]
+
+    def drawn(self, shape: AdapterShape) -> dict[str, Tensor]:
+        """Whole factors of a new one, by parameter name: A as peft draws it and zeros in the ranks beyond; B zero.
+
+        Rows of zeros stay zeros: their gradient is a product with columns of zeros.
+
+        Raises:
+            UsageError: It is larger than what is in place.
+        """
+        own = AdapterShape(self._peft.peft_config[ADAPTER].r, modules=frozenset(map(self._kind, self._layers)))
+        beyond = sorted(shape.modules - own.modules)
+        if shape.rank > own.rank or beyond:
+            raise UsageError(
+                f"an adapter of rank {shape.rank} on {', '.join(sorted(shape.modules))} does not fit into adapters of "
+                f"rank {own.rank} on {', '.join(sorted(own.modules))}",
+                fix="ask for less, or build the backend with more: policy.lora.rank, target_modules, head",
+            )
+        generator = torch.Generator().manual_seed(shape.seed)
+        found: dict[str, Tensor] = {}
+        for name, parameter in self._model.named_parameters():
+            layer, is_factor, factor = name.rpartition(".lora_")
+            if not is_factor:
+                continue
+            found[name] = torch.zeros(parameter.shape)
+            if factor.startswith("A") and self._kind(layer) in shape.modules:
+                nn.init.kaiming_uniform_(found[name][: shape.rank], a=math.sqrt(5), generator=generator)
+        return found
+
+    def _kind(self, layer: str) -> AdaptedModules:
+        if self._layers[layer] is self._head:
+            return "head"
+        return "attention" if "attn" in layer or "attention" in layer else "mlp"
+
     def tensors(self) -> dict[str, Tensor]:
         """A copy of the adapters' own parameters, by name."""
         return {name: p.detach().clone() for name, p in self._model.named_parameters() if ".lora_" in name}
 
+    def _own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the layers that its shape names."""
+        for name, parameter in self._model.named_parameters():
+            layer, is_factor, _ = name.rpartition(".lora_")
+            if is_factor and self._kind(layer) in self._shape.modules:
+                yield name, parameter
+
+    def _trimmed(self, name: str, factor: Tensor) -> Tensor:
+        """Without the zeros beyond its rank."""
+        return factor[: self._shape.rank] if ".lora_A." in name else factor[:, : self._shape.rank]
+
     def published(self) -> Iterator[Mapping[str, Tensor]]:
         """Buckets of whole factors under the names of peft's files. Collective where the model is sharded."""
-        own = ((name, whole(p.detach())) for name, p in self._model.named_parameters() if ".lora_" in name)
+        own = ((name, self._trimmed(name, whole(p.detach()))) for name, p in self._own_parameters())
         yield from in_buckets(({PEFT_PREFIX + n.replace(f".{ADAPTER}.", "."): t}, t.nbytes) for n, t in own)
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor], base: str) -> None:
@@ -111,7 +177,8 @@ class Adapters:
         """
         settings = copy.deepcopy(self._peft.peft_config[ADAPTER])
         settings.base_model_name_or_path, settings.inference_mode = base, True
-        settings.target_modules = sorted(settings.target_modules)
+        settings.r, settings.lora_alpha = self._shape.rank, self._shape.alpha
+        settings.target_modules = sorted(name for name in self._layers if self._kind(name) in self._shape.modules)
         folder.mkdir(parents=True, exist_ok=True)
         settings.save_pretrained(folder)
         save_file({**tensors}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -151,6 +218,30 @@ class Adapters:
         else:
             delta = b_OR[first : first + rows] @ a_RI[:, first_in : first_in + columns]
         return like(weight_OI, (base.float() + delta * layer.scaling[ADAPTER]).to(base.dtype))
+
+
+def _low_rank(layer: Any, states: Tensor) -> LowRank | None:
+    if layer.disable_adapters:
+        return None
+    low: Tensor = layer.lora_A[ADAPTER](layer.lora_dropout[ADAPTER](states)) * layer.scaling[ADAPTER]
+    return low, layer.lora_B[ADAPTER].weight
+
+
+def _head_name(model: PreTrainedModel) -> str:
+    """Of the output head.
+
+    Raises:
+        BackendError: It has none of its own.
+    """
+    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embedding: Any = model.get_input_embeddings()
+    if head is None or head.weight is embedding.weight:
+        raise BackendError(
+            f"{type(model).__name__} has no output head but its embedding, which adapters of the head would change too",
+            fix="set policy.lora.head: false",
+        )
+    (name,) = [str(name) for name, module in model.named_modules() if module is head]
+    return name
 
 
 class RoundedLinear(nn.Linear):

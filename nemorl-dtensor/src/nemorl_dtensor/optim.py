@@ -109,8 +109,7 @@ class Optimizer:
         lr = factor * (self._settings.lr if adam is None else adam.lr)
         max_norm = self._max_norm if adam is None else adam.max_grad_norm
         masters = list(self._masters.values())
-        grads = {name: master.grad for name, master in self._masters.items() if master.grad is not None}
-        norm = self._norm(self._parameters, grads)
+        norm = self._norm(self._parameters, self.gathered())
         grad_norm = float(norm)
         finite = math.isfinite(grad_norm)
         if finite:
@@ -147,6 +146,16 @@ class Optimizer:
                     is_whole = isinstance(value, DTensor) or not value.ndim
                     found[f"{name}.{key}"] = value if is_whole else like(self._parameters[name], value)
         return found
+
+    def gathered(self) -> dict[str, Tensor]:
+        """Gradients of masters since the last update, by parameter name: this rank's part of each."""
+        return {name: master.grad for name, master in self._masters.items() if master.grad is not None}
+
+    def put_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Take these in place of those that there are."""
+        self.clear_gradients()
+        for name, gradient in gradients.items():
+            self._masters[name].grad = gradient
 
     def gradients(self) -> list[Tensor]:
         """Those that there are now."""

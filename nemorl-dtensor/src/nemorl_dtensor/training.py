@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from nemorl.config.models import MuonConfig
-from nemorl.contracts import AdamStep, Head, Loss, WeightsName
-from nemorl.errors import BackendError, boundary
+from nemorl.contracts import AdamStep, AdapterShape, Head, Loss, WeightsName
+from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Metrics
 from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
@@ -57,6 +58,7 @@ from nemorl_dtensor.origin import Origin
 from nemorl_dtensor.ranks import Ranks
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import hidden_matrices
+from nemorl_dtensor.shelf import Shelf
 from nemorl_dtensor.verification import verified_layout
 
 if TYPE_CHECKING:
@@ -65,6 +67,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from nemorl_dtensor.config import DTensorConfig
+
+
+GIB = 1024**3
 
 
 class DTensorBackend(RankBackend[Optimizer]):
@@ -78,6 +83,7 @@ class DTensorBackend(RankBackend[Optimizer]):
         self, policy: TrainingOptions, worker: WorkerContext, config: DTensorConfig, *, reference: bool, head: Head
     ) -> None:
         super().__init__(policy, worker, reference=reference, head=head)
+        self._config = config
         # 1. The model, or this rank's part of it.
         self._ranks: Ranks | None = None
         if worker.world_size > 1:
@@ -129,6 +135,26 @@ class DTensorBackend(RankBackend[Optimizer]):
             gradients=self._gradients,
             refine=self._origin.refine,
         )
+
+    @cached_property
+    def _shelf(self) -> Shelf:
+        if self._adapters is None:
+            raise UsageError(
+                "this policy has no adapters: all of its weights are trained, for one", fix="set policy.lora"
+            )
+        room_bytes = int(self._config.shelved_adapters_gib * GIB)
+        return Shelf(self._adapters, self._trainable, self._optimizer, self._device, room_bytes)
+
+    def add_adapter(self, name: str, shape: AdapterShape) -> None:
+        self._shelf.add(name, shape)
+
+    def use_adapter(self, name: str) -> None:
+        self._residency.require("weights", "gradients", "optimizer")
+        self._gathered = self._shelf.use(name, self._gathered)
+
+    def remove_adapter(self, name: str) -> None:
+        self._residency.require("weights", "gradients", "optimizer")
+        self._gathered = self._shelf.remove(name, self._gathered)
 
     def _forward_backward(self, batch: TokenBatch, loss: Loss, into: Tensor | None) -> Metrics:
         optimizer = self._optimizer

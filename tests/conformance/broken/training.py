@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nemorl.contracts import AdamStep, Loss, SelectiveLoss
+from nemorl.contracts import AdamStep, AdapterShape, Loss, SelectiveLoss
 from nemorl.errors import BackendError
 from nemorl.metrics import Last, Mean, Metrics, Sum
 from nemorl_dtensor.training import DTensorBackend
@@ -326,6 +326,41 @@ class KeepsTheDecay(DTensorBackend):
 class AppliesParts(DTensorBackend):
     def _require_whole_gradients(self) -> None:
         pass
+
+
+class SharesMoments(DTensorBackend):
+    """One optimizer state for all adapters."""
+
+    def use_adapter(self, name: str) -> None:
+        optimizer = self._optimizer
+        before = {key: tensor.clone() for key, tensor in optimizer.tensors().items()}
+        super().use_adapter(name)
+        for key, tensor in optimizer.allocate(before.keys(), optimizer.steps).items():
+            tensor.copy_(before[key])
+
+
+class DropsGradients(DTensorBackend):
+    def use_adapter(self, name: str) -> None:
+        super().use_adapter(name)
+        self._optimizer.clear_gradients()
+
+
+class BeginsWithTheLast(DTensorBackend):
+    """A new adapter has the weights of the one in use."""
+
+    def add_adapter(self, name: str, shape: AdapterShape) -> None:
+        super().add_adapter(name, shape)
+        for key, parameter in self._trainable.items():
+            self._shelf._shelved[name].weights[key] = parameter.detach().clone()
+
+
+class KeepsTheRemoved(DTensorBackend):
+    def remove_adapter(self, name: str) -> None:
+        self.use_adapter("policy")
+
+    def add_adapter(self, name: str, shape: AdapterShape) -> None:
+        if name not in self._shelf._shelved:
+            super().add_adapter(name, shape)
 
 
 class SnapshotsLiveTensors(DTensorBackend):

@@ -156,6 +156,8 @@ class LoraConfig(Config):
     """Dropout on adapter inputs. Non-zero makes on-policy ratios differ from 1."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
     """Module name suffixes to adapt, or every linear layer but the output head."""
+    head: bool = False
+    """Also the output head, where it is not the embedding."""
     base: Literal["full", "nf4"] = "full"
     """``nf4``: frozen linear layers in 4 bits (QLoRA, arXiv:2305.14314), a fourth of their memory in bfloat16."""
 
@@ -248,6 +250,8 @@ class PolicyConfig(TrainingOptions):
             yield ConfigIssue("lora", message, "set tensor_parallel_size: 1")
         elif lora.base not in {"full", *able}:
             yield ConfigIssue("lora.base", f"the training backend has no {lora.base} weights", "use base: full")
+        elif lora.head and "adapted_head" not in able:
+            yield ConfigIssue("lora.head", "the training backend adapts no output head", "set head: false")
         if self.init == "random":
             yield ConfigIssue("lora", "adapters on random weights cannot learn", "use init: pretrained, or remove lora")
 

@@ -23,7 +23,9 @@ from nemorl.contracts.generation import RequestBackend as RequestBackend
 from nemorl.contracts.memory import OffloadingBackend as OffloadingBackend
 from nemorl.contracts.memory import SleepingBackend as SleepingBackend
 from nemorl.contracts.training import AdamStep as AdamStep
+from nemorl.contracts.training import AdaptedModules as AdaptedModules
 from nemorl.contracts.training import AdapterBackend as AdapterBackend
+from nemorl.contracts.training import AdapterShape as AdapterShape
 from nemorl.contracts.training import HalvedSteps as HalvedSteps
 from nemorl.contracts.training import Head as Head
 from nemorl.contracts.training import Loss as Loss
@@ -33,6 +35,7 @@ from nemorl.contracts.training import PublishesPieces as PublishesPieces
 from nemorl.contracts.training import RateScalingBackend as RateScalingBackend
 from nemorl.contracts.training import RemarkingBackend as RemarkingBackend
 from nemorl.contracts.training import SelectiveLoss as SelectiveLoss
+from nemorl.contracts.training import SharedBase as SharedBase
 from nemorl.contracts.training import SnapshottingBackend as SnapshottingBackend
 from nemorl.contracts.training import TrainingBackend as TrainingBackend
 from nemorl.contracts.training import TrainingCapability as TrainingCapability

@@ -33,6 +33,7 @@ Head = Literal["language_model", "value"]
 TrainingCapability = Literal[
     "activation_checkpointing",  # policy.activation_checkpointing
     "activations",  # ObservableTrainer: what each layer says
+    "adapted_head",  # policy.lora.head
     "adapters",  # AdapterBackend: LoRA apart from the model
     "asynchronous_checkpoint",  # SnapshottingBackend: a checkpoint is written while training goes on
     "filtered_logprobs",  # log-probs among the tokens that the sampler left
@@ -46,6 +47,7 @@ TrainingCapability = Literal[
     "rate_scale",  # RateScalingBackend: learns more slowly from now on
     "reference",  # get_logprobs(batch, "reference")
     "remarks",  # RemarkingBackend
+    "shared_base",  # SharedBase: several adapters with an optimizer each
     "shared_prefixes",  # sequences that begin alike are computed once
     "tensor_parallel_lora",  # LoRA under tensor parallelism
     "topk_logprobs",  # get_topk_logprobs
@@ -197,6 +199,53 @@ class AdapterBackend(Protocol):
     def save_adapters(self, path: Path) -> None:
         """Write the folder that ``peft.PeftModel.from_pretrained`` loads: ``adapter_config.json`` and
         ``adapter_model.safetensors``."""
+        ...
+
+
+AdaptedModules = Literal["attention", "mlp", "head"]
+"""Layers of a model: those that mix tokens, those that do not, and the output head.
+
+>>> every: frozenset[AdaptedModules] = frozenset({"attention", "mlp", "head"})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterShape:
+    """One of several adapters on a base: what it is made of.
+
+    >>> backend.add_adapter("mine", AdapterShape(rank=8, seed=1))  # doctest: +SKIP
+    """
+
+    rank: int
+    """At most that of ``policy.lora``"""
+    alpha: float = 32.0
+    """Its scale is alpha / rank"""
+    seed: int = 42
+    """Of what is drawn"""
+    modules: frozenset[AdaptedModules] = frozenset({"attention", "mlp"})
+    """Among those that ``policy.lora`` adapts"""
+
+
+class SharedBase(Protocol):
+    """A training backend that trains several adapters on one base (capability ``shared_base``).
+
+    Each has an optimizer, a position in the schedule, gradients since its last update and random generators of its own:
+    what becomes of one does not depend on others. All other verbs are about the one in use: at first that of
+    ``policy.lora``, named ``policy``.
+
+    >>> backend.add_adapter("mine", AdapterShape(rank=8)); backend.use_adapter("mine")  # doctest: +SKIP
+    """
+
+    def add_adapter(self, name: str, shape: AdapterShape) -> None:
+        """Draw a new one. It says what the base says, until it has been trained."""
+        ...
+
+    def use_adapter(self, name: str) -> None:
+        """Put it in place of the one in use."""
+        ...
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget it; in place of the one in use comes ``policy``."""
         ...
 
 

@@ -29,6 +29,8 @@ stays in its cache from one operation to the next (four times as many: a fifth s
 
 Gradient = Callable[[], Tensor]
 """A float32 tensor that gradients are added to"""
+LowRank = tuple[Tensor, Tensor]
+"""[M, R] and [V, R], whose product is added to a head's output: LoRA on it (arXiv:2106.09685)"""
 
 
 def next_token_targets(mask: Tensor, lengths: Tensor) -> Tensor:
@@ -58,6 +60,7 @@ def linear_logprobs(
     keep: TokenFilter | None = None,
     moments: bool = False,
     weight_gradient: Gradient | None = None,
+    low_rank: LowRank | None = None,
 ) -> Tensor:
     """``log softmax(f(hidden @ weight.T + bias) / temperature)`` at ``targets``, chunk by chunk, forward and backward.
 
@@ -74,11 +77,12 @@ def linear_logprobs(
             (the chance that two draws agree), which have no gradient. Excludes ``keep``.
         weight_gradient: Gives the [V, D] float32 tensor that the gradient of ``weight`` is added to; autograd then
             gets none. Unset: autograd adds it up, as that of any parameter.
+        low_rank: [M, R] ``low`` and [V, R] ``factor``: ``low @ factor.T`` is added to the head's output.
 
     Returns:
-        float32 nats of the shape of ``targets``, differentiable in ``hidden``, ``weight`` and ``bias``. The backward
-        pass recomputes each chunk's logits, one more head matmul instead of M x V stored values, unless all of them
-        fit ``KEPT_LOGITS_BYTES`` and ``chunk_tokens`` is unset.
+        float32 nats of the shape of ``targets``, differentiable in all tensors but these. The backward pass recomputes
+        each chunk's logits, one more head matmul instead of M x V stored values, unless all of them fit
+        ``KEPT_LOGITS_BYTES`` and ``chunk_tokens`` is unset.
 
     Example:
         >>> hidden, head = torch.zeros(1, 2), torch.zeros(4, 2)  # four equally likely tokens: log 1/4
@@ -89,9 +93,11 @@ def linear_logprobs(
     chunk = chunk_tokens or max(1, CHUNK_LOGITS // weight.shape[0])
     count = hidden.shape[0]
     kept = chunk_tokens is None and count * weight.shape[0] * weight.element_size() <= KEPT_LOGITS_BYTES
-    kept &= torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (hidden, weight, bias))
+    low, factor = low_rank or (None, None)
+    parts = (hidden, weight, bias, low, factor)
+    kept &= torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in parts)
     how = _How(temperature, softcap, max(1, count) if kept else chunk, kept, keep, moments, weight_gradient)
-    result: Tensor = _LinearLogprobs.apply(hidden, weight, bias, candidates_MK, how)  # type: ignore[no-untyped-call]
+    result: Tensor = _LinearLogprobs.apply(*parts, candidates_MK, how)  # type: ignore[no-untyped-call]
     return result if moments else result.view(targets.shape)
 
 
@@ -111,6 +117,7 @@ def linear_topk_logprobs(
     temperature: float = 1.0,
     softcap: float | None = None,
     chunk_tokens: int | None = None,
+    low_rank: LowRank | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k likeliest tokens at each position and their log-probs, most likely first.
 
@@ -129,7 +136,7 @@ def linear_topk_logprobs(
     ids = torch.empty((count, k), dtype=torch.int64, device=hidden.device)
     logprobs = torch.empty((count, k), dtype=torch.float32, device=hidden.device)
     for part in chunked(count, chunk_tokens or max(1, CHUNK_LOGITS // weight.shape[0])):
-        logits_CV = head_logits(hidden[part], weight, bias, temperature, softcap)[0]
+        logits_CV = _finished(_raw(part, hidden, weight, bias, *(low_rank or (None, None))), temperature, softcap)[0]
         highest = logits_CV.topk(k, dim=1)
         ids[part] = highest.indices
         logprobs[part] = highest.values - torch.logsumexp(logits_CV, dim=1, keepdim=True)
@@ -165,14 +172,23 @@ class _How:
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, how: _How) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        low: Tensor | None,
+        factor: Tensor | None,
+        targets: Tensor,
+        how: _How,
+    ) -> Tensor:
         width = targets.shape[1]
         shape = (targets.shape[0], width + 2 * how.moments)
         logprobs = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         normalizers = torch.empty((targets.shape[0], 1), dtype=torch.float32, device=hidden.device)
         ctx.kept_CV = None
         for part in chunked(targets.shape[0], how.chunk):
-            raw_CV = product(hidden[part], weight, bias)
+            raw_CV = _raw(part, hidden, weight, bias, low, factor)
             for rows, places in how.slices(part, weight.shape[0], hidden.device):
                 logits_CV = how.logits(raw_CV[rows])[0]
                 normalizers[places] = torch.logsumexp(logits_CV, dim=1, keepdim=True)
@@ -181,13 +197,14 @@ class _LinearLogprobs(torch.autograd.Function):
                     logprobs[places, width:] = moments_of(logits_CV, normalizers[places])
             if how.kept:
                 ctx.kept_CV = raw_CV
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizers, logprobs[:, width : width + 1].clone())
+        entropies = logprobs[:, width : width + 1].clone()
+        ctx.save_for_backward(hidden, weight, bias, low, factor, targets, normalizers, entropies)
         ctx.how = how
         return logprobs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, normalizers, entropies = ctx.saved_tensors
+        hidden, weight, bias, low, factor, targets, normalizers, entropies = ctx.saved_tensors
         how: _How = ctx.how
         kept_CV, ctx.kept_CV = ctx.kept_CV, None  # what follows overwrites it
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
@@ -196,8 +213,10 @@ class _LinearLogprobs(torch.autograd.Function):
         gradient = how.weight_gradient or (lambda: torch.zeros_like(weight, dtype=torch.float32))
         grad_weight = gradient() if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
+        grad_low = None if low is None else torch.empty_like(low)
+        grad_factor = None if factor is None else torch.zeros_like(factor, dtype=torch.float32)
         for part in chunked(targets.shape[0], how.chunk):
-            raw_CV = product(hidden[part], weight, bias) if kept_CV is None else kept_CV
+            raw_CV = _raw(part, hidden, weight, bias, low, factor) if kept_CV is None else kept_CV
             for rows, places in how.slices(part, weight.shape[0], hidden.device):
                 of_places = targets[places], grads[0][places], normalizers[places], entropies[places]
                 grad_CV = _logits_gradient(raw_CV[rows], *of_places, how)
@@ -208,13 +227,26 @@ class _LinearLogprobs(torch.autograd.Function):
                 grad_hidden[part] = product(raw_CV, weight.t())
             if grad_weight is not None:
                 _add_product(grad_weight, raw_CV, hidden[part])
+            if grad_low is not None and grad_factor is not None:
+                grad_low[part] = product(raw_CV, factor.to(low.dtype).t())
+                _add_product(grad_factor, raw_CV, low[part])
         return (
             grad_hidden,
             None if grad_weight is None or how.weight_gradient else grad_weight.to(weight.dtype),
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
+            grad_low,
+            grad_factor.to(factor.dtype) if grad_factor is not None else None,
             None,
             None,
         )
+
+
+def _raw(
+    part: slice, hidden: Tensor, weight: Tensor, bias: Tensor | None, low: Tensor | None, factor: Tensor | None
+) -> Tensor:
+    """[C, V] output of the head for a part of the positions, in the precision of its weight."""
+    found = product(hidden[part], weight, bias)
+    return found if low is None or factor is None else found.add_(product(low[part], factor.to(low.dtype)))
 
 
 def _logits_gradient(

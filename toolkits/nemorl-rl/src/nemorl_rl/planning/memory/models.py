@@ -141,7 +141,8 @@ class HeldModel:
         else:
             asked = lora.target_modules
         known = [size for name, size in sizes.items() if name in asked]
-        return float(lora.rank * sum(known or sizes.values()))  # all, where layers have other names
+        head = lora.head * (g.hidden + g.vocabulary)
+        return float(lora.rank * (sum(known or sizes.values()) + head))  # all, where layers have other names
 
 
 def tensor_sizes(model: HeldModel, per_node: int) -> list[int]:
