@@ -7,8 +7,11 @@ Log-probs at a position depend on its token alone: ``log_softmax((table + A @ B)
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,84 +71,95 @@ class Adapter:
 class ToyModels:
     """``Models`` of one base."""
 
-    def __init__(self, *, slow_s: float = 0.0) -> None:
+    def __init__(self, *, slow_s: float = 0.0, dies_before: int = 0, dies_after: int = 0) -> None:
+        """
+        Args:
+            slow_s: Each call takes so long.
+            dies_before: The process is killed before the call of this number (from 1) does anything.
+            dies_after: The process is killed when the call of this number has done its work.
+        """
         self.bases = (Base(BASE, 64), Base("toy/frozen", 64, trainable=False))
         self.adapters: dict[str, Adapter] = {}
         self.calls: list[tuple[str, str]] = []
         """(verb, model) in order"""
-        self._slow_s = slow_s
+        self._slow_s, self._dies_before, self._dies_after = slow_s, dies_before, dies_after
         self._table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(7))
 
     def create(self, model_id: str, new: NewModel) -> None:
-        self._call("create", model_id)
-        generator = torch.Generator().manual_seed(new.seed % (1 << 62))
-        a = torch.randn(VOCABULARY, new.rank, generator=generator).requires_grad_()
-        self.adapters[model_id] = Adapter(a, torch.zeros(new.rank, VOCABULARY).requires_grad_())
+        with self._call("create", model_id):
+            generator = torch.Generator().manual_seed(new.seed % (1 << 62))
+            a = torch.randn(VOCABULARY, new.rank, generator=generator).requires_grad_()
+            self.adapters[model_id] = Adapter(a, torch.zeros(new.rank, VOCABULARY).requires_grad_())
 
     def forward(self, model_id: str, data: Sequence[Datum], loss: ToyLoss) -> Passed:  # type: ignore[override]
-        self._call("forward", model_id)
-        with torch.no_grad():
+        with self._call("forward", model_id), torch.no_grad():
             return self._passed(model_id, data, loss)[0]
 
     def forward_backward(self, model_id: str, data: Sequence[Datum], loss: ToyLoss) -> Passed:  # type: ignore[override]
-        self._call("forward_backward", model_id)
-        if any(token_id == 31 for datum in data for token_id in datum.token_ids):
-            raise RuntimeError("token 31 breaks the toy")
-        passed, total = self._passed(model_id, data, loss)
-        total.backward()
-        return passed
+        with self._call("forward_backward", model_id):
+            if any(token_id == 31 for datum in data for token_id in datum.token_ids):
+                raise RuntimeError("token 31 breaks the toy")
+            passed, total = self._passed(model_id, data, loss)
+            total.backward()
+            return passed
 
     def step(self, model_id: str, adam: AdamStep) -> dict[str, float]:
-        self._call("step", model_id)
-        adapter = self.adapters[model_id]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in adapter.parameters]
-        norm = math.sqrt(sum(float((g**2).sum()) for g in gradients))
-        if 0 < adam.grad_clip_norm < norm:
-            gradients = [g * (adam.grad_clip_norm / norm) for g in gradients]
-        moments = adapter.moments
-        count = moments["count"] = moments.get("count", torch.zeros(())) + 1
-        for number, (parameter, gradient) in enumerate(zip(adapter.parameters, gradients, strict=True)):
-            first = moments.get(f"m{number}", torch.zeros_like(gradient)).lerp(gradient, 1 - adam.beta1)
-            second = moments.get(f"v{number}", torch.zeros_like(gradient)).lerp(gradient**2, 1 - adam.beta2)
-            moments[f"m{number}"], moments[f"v{number}"] = first, second
-            m = first / (1 - adam.beta1 ** float(count))
-            v = second / (1 - adam.beta2 ** float(count))
-            with torch.no_grad():
-                parameter.mul_(1 - adam.learning_rate * adam.weight_decay)
-                parameter.sub_(adam.learning_rate * m / (v.sqrt() + adam.eps))
-            parameter.grad = None
-        return {"grad_norm": norm}
+        with self._call("step", model_id):
+            adapter = self.adapters[model_id]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in adapter.parameters]
+            norm = math.sqrt(sum(float((g**2).sum()) for g in gradients))
+            if 0 < adam.grad_clip_norm < norm:
+                gradients = [g * (adam.grad_clip_norm / norm) for g in gradients]
+            moments = adapter.moments
+            count = moments["count"] = moments.get("count", torch.zeros(())) + 1
+            for number, (parameter, gradient) in enumerate(zip(adapter.parameters, gradients, strict=True)):
+                first = moments.get(f"m{number}", torch.zeros_like(gradient)).lerp(gradient, 1 - adam.beta1)
+                second = moments.get(f"v{number}", torch.zeros_like(gradient)).lerp(gradient**2, 1 - adam.beta2)
+                moments[f"m{number}"], moments[f"v{number}"] = first, second
+                m = first / (1 - adam.beta1 ** float(count))
+                v = second / (1 - adam.beta2 ** float(count))
+                with torch.no_grad():
+                    parameter.mul_(1 - adam.learning_rate * adam.weight_decay)
+                    parameter.sub_(adam.learning_rate * m / (v.sqrt() + adam.eps))
+                parameter.grad = None
+            return {"grad_norm": norm}
 
     def save(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
-        self._call("save", model_id)
-        adapter = self.adapters[model_id]
-        folder.mkdir(parents=True)
-        weights = {"a": adapter.a.detach(), "b": adapter.b.detach()}
-        torch.save({"weights": weights, "moments": adapter.moments if optimizer else {}}, folder / "adapter.pt")
+        with self._call("save", model_id):
+            adapter = self.adapters[model_id]
+            folder.mkdir(parents=True)
+            weights = {"a": adapter.a.detach(), "b": adapter.b.detach()}
+            torch.save({"weights": weights, "moments": adapter.moments if optimizer else {}}, folder / "adapter.pt")
 
     def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
-        self._call("load", model_id)
-        found = torch.load(folder / "adapter.pt")
-        weights = {key: value.clone().requires_grad_() for key, value in found["weights"].items()}
-        self.adapters[model_id] = Adapter(**weights, moments=dict(found["moments"]) if optimizer else {})
+        with self._call("load", model_id):
+            found = torch.load(folder / "adapter.pt")
+            weights = {key: value.clone().requires_grad_() for key, value in found["weights"].items()}
+            self.adapters[model_id] = Adapter(**weights, moments=dict(found["moments"]) if optimizer else {})
 
     def snapshot(self, model_id: str, folder: Path) -> None:
         self.save(model_id, folder, optimizer=False)
 
     def sample(self, base: str, snapshot: Path | None, requests: Sequence[SampleRequest]) -> list[Sampled]:
-        self._call("sample", base)
-        table = self._table
-        if snapshot is not None:
-            weights = torch.load(snapshot / "adapter.pt")["weights"]
-            table = table + weights["a"] @ weights["b"]
-        return [_sampled(table, request) for request in requests]
+        with self._call("sample", base):
+            table = self._table
+            if snapshot is not None:
+                weights = torch.load(snapshot / "adapter.pt")["weights"]
+                table = table + weights["a"] @ weights["b"]
+            return [_sampled(table, request) for request in requests]
 
     def free(self, model_id: str) -> None:
         self.adapters.pop(model_id, None)
 
-    def _call(self, verb: str, model_id: str) -> None:
+    @contextmanager
+    def _call(self, verb: str, model_id: str) -> Iterator[None]:
         self.calls.append((verb, model_id))
+        if len(self.calls) == self._dies_before:
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(self._slow_s)
+        yield
+        if len(self.calls) == self._dies_after:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _passed(self, model_id: str, data: Sequence[Datum], loss: ToyLoss) -> tuple[Passed, Tensor]:
         adapter = self.adapters[model_id]
