@@ -57,8 +57,11 @@ class Keeper:
 
 
 def _keep() -> None:
-    from nemorl_agents.tinker import server  # noqa: F401  (loaded once, before servers are forked)
+    import tinker_toy  # noqa: F401  (loaded once, before servers are forked)
+    from nemorl_agents.tinker import server  # noqa: F401
+    from nemorl_agents.tinker.wire.descriptors import messages
 
+    messages()
     child = 0
     for line in sys.stdin:
         if child:
