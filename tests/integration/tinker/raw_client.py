@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from nemorl_agents.tinker.wire.descriptors import messages
+from nemorl_agents.tinker.wire.messages import messages
 from tinker_toy import BASE
 from toy_server import KEYS
 

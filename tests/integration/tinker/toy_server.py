@@ -59,7 +59,7 @@ class Keeper:
 def _keep() -> None:
     import tinker_toy  # noqa: F401  (loaded once, before servers are forked)
     from nemorl_agents.tinker import server  # noqa: F401
-    from nemorl_agents.tinker.wire.descriptors import messages
+    from nemorl_agents.tinker.wire.messages import messages
 
     messages()
     child = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from nemorl_agents.tinker.calls import Call, Endpoint
-from nemorl_agents.tinker.errors import ApiError
+from nemorl_agents.tinker.errors import ApiError, refusal
 from nemorl_agents.tinker.routes_checkpoints import CheckpointRoutes
 from nemorl_agents.tinker.routes_sampling import SamplingRoutes
 from nemorl_agents.tinker.routes_sessions import SessionRoutes
@@ -56,12 +55,12 @@ async def _answered(service: Service, endpoint: Endpoint, needs_key: bool, reque
         base_url = str(request.base_url).rstrip("/")
         found = await endpoint.handler(Call(owner, raw, request.path_params, request.query_params, base_url))
     except ApiError as error:
-        return _refusal(error)
+        return refusal(error)
     except ClientDisconnect:
         return Response(status_code=HUNG_UP)
     except Exception as error:
         log.exception("a Tinker server could not answer %s", endpoint.path)
-        return _refusal(ApiError(500, f"the server failed ({type(error).__name__})", may_retry=True))
+        return refusal(ApiError(500, f"the server failed ({type(error).__name__})", may_retry=True))
     if isinstance(found, Response):
         return found
     return Response(status_code=204) if found is None else JSONResponse(found)
@@ -108,12 +107,4 @@ async def _health(request: Request) -> Response:
 async def _no_such_place(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = f"{request.method} {request.url.path[:200]} is not served"
-    return _refusal(ApiError(error.status_code, what, fix="docs/tinker.md lists what is"))
-
-
-def _refusal(error: ApiError) -> Response:
-    body: dict[str, Any] = {"error": error.text, "detail": error.text}
-    headers = {"x-should-retry": "true" if error.may_retry else "false"}
-    if error.status == 413:
-        headers["connection"] = "close"
-    return JSONResponse(body, status_code=error.status, headers=headers)
+    return refusal(ApiError(error.status_code, what, fix="docs/tinker.md lists what is"))

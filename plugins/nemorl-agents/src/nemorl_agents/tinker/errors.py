@@ -1,10 +1,11 @@
-"""ApiError: a request that is refused at once; and the words for one whose work failed, which the future carries."""
+"""ApiError: a request that is refused at once; and the words for one whose work failed, which its future carries."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from nemorl.errors import DataError, UsageError
+from starlette.responses import JSONResponse, Response
 
 Category = Literal["user", "server", "unknown"]
 """Whose fault a failure is, as clients are told it."""
@@ -45,3 +46,12 @@ def failure_of(error: Exception) -> tuple[str, Category]:
     if isinstance(error, UsageError | DataError):
         return f"{error.message}: {error.fix}" if error.fix else error.message, "user"
     return f"{type(error).__name__}: {error}"[:2000], "server"
+
+
+def refusal(error: ApiError) -> Response:
+    """The response for a request that is refused, with the header by which the SDK knows not to send it again."""
+    body: dict[str, Any] = {"error": error.text, "detail": error.text}
+    headers = {"x-should-retry": "true" if error.may_retry else "false"}
+    if error.status == 413:
+        headers["connection"] = "close"
+    return JSONResponse(body, status_code=error.status, headers=headers)

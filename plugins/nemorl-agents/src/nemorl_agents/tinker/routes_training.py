@@ -113,7 +113,7 @@ class TrainingRoutes:
 
     async def _retrieve(self, call: Call) -> Any:
         body = call.body(FutureId)
-        answer = await self._service.answer(call.owner, body.request_id)
+        answer = await self._service.futures.answer(call.owner, body.request_id)
         if answer.state == "waiting":
             reason = self._service.waits_for(body.request_id)
             state = "active" if reason is None else "paused_capacity"

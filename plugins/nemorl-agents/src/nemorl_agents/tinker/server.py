@@ -16,7 +16,7 @@ from nemorl_agents.tinker.execution import LossNamed
 from nemorl_agents.tinker.keys import Keys
 from nemorl_agents.tinker.models import Models
 from nemorl_agents.tinker.service import Service, Times
-from nemorl_agents.tinker.wire.descriptors import require_descriptors
+from nemorl_agents.tinker.wire.messages import require_descriptors
 
 WHO = "the Tinker server"
 IDLE_S = 120

@@ -14,14 +14,14 @@ from typing import Any
 
 from nemorl.base.files.atomic import remove
 
-from nemorl_agents.tinker.errors import ApiError, ended, missing
+from nemorl_agents.tinker.errors import ended, missing
 from nemorl_agents.tinker.execution import Execution, LossNamed
 from nemorl_agents.tinker.folders import Folders
 from nemorl_agents.tinker.futures import HOLD_S, Futures
 from nemorl_agents.tinker.journal import Journal
 from nemorl_agents.tinker.keys import Keys
 from nemorl_agents.tinker.models import Models
-from nemorl_agents.tinker.records import Answer, Kind, Model, Records, Request, Sampler, Session
+from nemorl_agents.tinker.records import Kind, Model, Records, Request, Sampler, Session
 from nemorl_agents.tinker.saving import Saving
 from nemorl_agents.tinker.work import Worker
 
@@ -82,12 +82,11 @@ class Service:
         self._seen_s: dict[str, float] = {}
         """Signs of sessions in this process"""
         self._parked: set[str] = set()
-        self._fetched_s: dict[str, float] = {}
         self._sweeps: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begin, with what an earlier server of this folder left."""
-        self.futures = Futures(asyncio.get_running_loop(), hold_s=self.times.hold_s)
+        self.futures = Futures(asyncio.get_running_loop(), self.records, hold_s=self.times.hold_s)
         self.worker = Worker(self._execution, self._saving, self.futures.done)
         now_s = time.monotonic()
         self._seen_s = {session.id: now_s for session in self.records.sessions.where("ended_s IS NULL")}
@@ -101,7 +100,7 @@ class Service:
         if self._sweeps is not None:
             self._sweeps.cancel()
         await asyncio.to_thread(self.worker.shutdown)
-        self._flush_fetched()
+        self.futures.forget(time.time() - self.times.answer_s)
         self.records.journal.close()
 
     # Sessions
@@ -200,28 +199,6 @@ class Service:
             self._offer(request.id, scope, seq, kind)
         return request.id
 
-    async def answer(self, owner: str, request_id: str) -> Answer:
-        """The answer of a request; one in state ``waiting`` where it did not come while a poll may wait.
-
-        Raises:
-            ApiError: There is no such request (404), or its answer is kept no more (410).
-        """
-        poll = self.futures.begin(request_id)
-        try:
-            found = self.records.answer(request_id)
-            if found is None or found[0] != owner:
-                raise missing("request", request_id)
-            if found[1].state == "waiting" and await self.futures.wait(poll):
-                found = self.records.answer(request_id)
-                assert found is not None, "requests are never removed"
-        finally:
-            self.futures.end(request_id, poll)
-        if found[1].state == "gone":
-            raise ApiError(410, f"the answer of {request_id} was fetched and is kept no more")
-        if found[1].state != "waiting":
-            self._fetched_s.setdefault(request_id, time.time())
-        return found[1]
-
     def waits_for(self, request_id: str) -> str | None:
         """What a request of a model waits for that only its client can send."""
         scope, _, seq = request_id.rpartition(":")
@@ -260,7 +237,7 @@ class Service:
         while True:
             await asyncio.sleep(self.times.sweep_s)
             try:
-                await asyncio.to_thread(self._flush_fetched)
+                await asyncio.to_thread(self.futures.forget, time.time() - self.times.answer_s)
                 self.sweep()
             except Exception:
                 log.exception("a Tinker server could not clear up")
@@ -285,8 +262,3 @@ class Service:
         if found is not None:
             self.records.checkpoints.remove(path)
             self.worker.soon(lambda: remove(self.folders.root / found.folder))
-
-    def _flush_fetched(self) -> None:
-        fetched_s, self._fetched_s = self._fetched_s, {}
-        self.records.note_fetched(fetched_s)
-        self.records.drop_answers(time.time() - self.times.answer_s)

@@ -11,8 +11,7 @@ from nemorl.errors import DataError
 
 from nemorl_agents.tinker.errors import ApiError
 from nemorl_agents.tinker.models import Datum
-from nemorl_agents.tinker.wire.descriptors import messages
-from nemorl_agents.tinker.wire.tensors import tensor_of
+from nemorl_agents.tinker.wire.messages import messages, tensor_of
 
 MEDIA_FIX = "train on text: images and audio are not served yet"
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nemorl_agents.tinker.models import Passed, Sampled, Topk
-from nemorl_agents.tinker.wire.descriptors import messages
+from nemorl_agents.tinker.wire.messages import messages
 
 PROTOBUF = "application/x-protobuf"
 OUTPUT_TYPE = "ArrayRecord"

@@ -1,21 +1,44 @@
-"""One tensor on the wire: dense bytes, or the listed entries of a matrix in compressed rows (CSR)."""
+"""The protobuf messages of the Tinker API, which the client's own wheel describes, and tensors in them.
+
+A tensor is dense bytes, or the listed entries of a matrix in compressed rows (CSR).
+"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import torch
-from nemorl.errors import DataError
+from nemorl.errors import DataError, UsageError
 from torch import Tensor
-
-from nemorl_agents.tinker.wire.descriptors import messages
 
 KINDS = {1: np.float32, 2: np.int64, 3: np.int32}
 """NumPy's types by the number of ``DType``; bfloat16 (4) is no type of NumPy's."""
 BFLOAT16 = 4
 MOST_ENTRIES = 1 << 28
 """Of one tensor: a sparse one may name a shape that its bytes would not."""
+
+
+def require_descriptors() -> None:
+    """Refuse to start a server that could not read its clients.
+
+    Raises:
+        UsageError: The wheel is not installed.
+    """
+    if find_spec("tinker") is None or find_spec("google.protobuf") is None:
+        raise UsageError(
+            "the package tinker is not installed, whose messages a Tinker server speaks",
+            fix="pip install 'nemorl-agents[tinker]'",
+        )
+
+
+def messages() -> Any:
+    """The module of messages: ``ForwardBackwardRequest``, ``ForwardBackwardOutput``, ``SampleResponse``, …"""
+    require_descriptors()
+    from tinker.proto import tinker_public_pb2  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    return tinker_public_pb2
 
 
 def tensor_of(message: Any, name: str) -> Tensor:
@@ -66,11 +89,3 @@ def _densified(message: Any, shape: tuple[int, ...], name: str) -> Tensor:
     dense = torch.zeros(shape, dtype=values.dtype)
     dense[torch.arange(shape[0]).repeat_interleave(counts), columns] = values
     return dense
-
-
-def fill_tensor(message: Any, value: Tensor) -> None:
-    """Write a dense tensor, float32 or int64, into a ``Tensor`` message."""
-    is_whole = value.dtype == torch.int64
-    message.dtype = messages().DTYPE_INT64 if is_whole else messages().DTYPE_FLOAT32
-    message.shape.extend(value.shape)
-    message.dense = value.to(torch.int64 if is_whole else torch.float32).contiguous().numpy().tobytes()
