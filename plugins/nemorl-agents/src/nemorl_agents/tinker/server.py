@@ -16,7 +16,7 @@ from nemorl_agents.tinker.execution import LossNamed
 from nemorl_agents.tinker.keys import Keys
 from nemorl_agents.tinker.models import Models
 from nemorl_agents.tinker.service import Service, Times
-from nemorl_agents.tinker.wire.messages import require_descriptors
+from nemorl_agents.tinker.wire.messages import require_messages
 
 WHO = "the Tinker server"
 IDLE_S = 120
@@ -56,7 +56,7 @@ class TinkerServer:
         Raises:
             UsageError: It cannot listen there, another server has the folder, or the messages are not installed.
         """
-        require_descriptors()
+        require_messages()
         for key in keys.by_name.values():
             place.require_safe(WHO, key)
         self._place, self._folder = place, folder

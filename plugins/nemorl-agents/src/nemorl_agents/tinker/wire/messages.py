@@ -20,7 +20,7 @@ MOST_ENTRIES = 1 << 28
 """Of one tensor: a sparse one may name a shape that its bytes would not."""
 
 
-def require_descriptors() -> None:
+def require_messages() -> None:
     """Refuse to start a server that could not read its clients.
 
     Raises:
@@ -35,7 +35,7 @@ def require_descriptors() -> None:
 
 def messages() -> Any:
     """The module of messages: ``ForwardBackwardRequest``, ``ForwardBackwardOutput``, ``SampleResponse``, …"""
-    require_descriptors()
+    require_messages()
     from tinker.proto import tinker_public_pb2  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     return tinker_public_pb2
