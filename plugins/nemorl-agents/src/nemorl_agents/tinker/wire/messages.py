@@ -26,7 +26,8 @@ def require_messages() -> None:
     Raises:
         UsageError: The wheel is not installed.
     """
-    if find_spec("tinker") is None or find_spec("google.protobuf") is None:
+    found = find_spec("tinker")
+    if found is None or found.origin is None:  # a folder of that name is no package
         raise UsageError(
             "the package tinker is not installed, whose messages a Tinker server speaks",
             fix="pip install 'nemorl-agents[tinker]'",

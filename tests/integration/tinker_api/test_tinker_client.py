@@ -9,12 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-import tinker
 import torch
 from nemorl.resources.ports import free_port
-from tinker import types
 from tinker_toy import BASE, VOCABULARY
 from toy_server import KEYS, Keeper
+
+tinker = pytest.importorskip("tinker", reason="the package tinker is not installed")
+from tinker import types  # noqa: E402
 
 ADAM = types.AdamParams(learning_rate=0.05)
 TEXT = [1, 2, 3, 4, 5, 6, 0]

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from nemorl.resources.ports import free_port
 from toy_server import Keeper
 
-if find_spec("tinker") is None:
-    collect_ignore_glob = ["test_*.py"]
-
-
-def pytest_report_header() -> str | None:
-    return None if find_spec("tinker") is not None else "tinker is not installed: its tests are left out"
-
 
 @pytest.fixture(scope="session")
 def keeper() -> Iterator[Keeper]:
+    pytest.importorskip("tinker", reason="the package tinker, whose messages the server speaks, is not installed")
     found = Keeper()
     yield found
     found.close()
