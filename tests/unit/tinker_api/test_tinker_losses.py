@@ -106,10 +106,11 @@ def test_value_and_gradient_are_those_by_hand(name: str) -> None:
 def test_metrics_are_sums_over_tokens_that_train() -> None:
     _, _, metrics = evaluated(loss_named("cross_entropy"), batch_of())
     assert metrics == close({"loss:sum": HAND["cross_entropy"][0], "weights:sum": 1.5, "tokens:sum": 5.0})
-    # The fourth position has no advantage. The others' ratios are 2, 1, 1/4, 3 and 1/2: all but the 1 are clipped.
-    _, _, metrics = evaluated(loss_named("ppo"), batch_of())
-    sums = {"tokens:sum": 5.0, "ratio:sum": 6.75, "log_ratio:sum": LOG3 - 2 * LOG2, "clipped_tokens:sum": 4.0}
-    assert metrics == close({"loss:sum": 6.25, **sums})
+    # Without the third advantage, which ppo's sum above has with 0.75, ratios 2, 1, 3 and 1/2 count: all but the 1 are
+    # clipped.
+    _, _, metrics = evaluated(loss_named("ppo"), batch_of(advantages=[1.0, -2.0, 0.0, 0.0, -1.0, -4.0]))
+    sums = {"tokens:sum": 4.0, "ratio:sum": 6.5, "log_ratio:sum": LOG3, "clipped_tokens:sum": 3.0}
+    assert metrics == close({"loss:sum": 7.0, **sums})
     _, _, metrics = evaluated(loss_named("dro", {"beta": 2.0}), batch_of())
     assert metrics["penalty:sum"] == close(6 * LOG2**2 + LOG3**2)
 

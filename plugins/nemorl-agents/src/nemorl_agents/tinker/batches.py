@@ -98,7 +98,8 @@ def client_batch(data: Sequence[Datum], loss: ClientLoss, *, vocabulary: int) ->
     """
     if not data:
         raise UsageError("no data: a pass takes at least one datum")
-    read = [_read(datum, f"data[{number}]", loss, vocabulary) for number, datum in enumerate(data)]
+    read = [_read(datum, f"data[{number}]", loss) for number, datum in enumerate(data)]
+    _refuse_unusable(read, loss, vocabulary)
     shapes = tuple(tuple(each.targets.shape) for each in read)
     width = max(each.targets.shape[1] if each.targets.ndim > 1 else 1 for each in read)
     targets_TK = torch.cat([_columns(each.targets, width) for each in read])
@@ -134,7 +135,7 @@ def _columns(values: Tensor, width: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Read:
-    """A datum whose values can be computed with."""
+    """A datum whose tensors have the shapes and types that they should."""
 
     inputs: Tensor
     """[n] int64"""
@@ -144,7 +145,7 @@ class _Read:
     """float32 in the shape of ``targets``"""
 
 
-def _read(datum: Datum, name: str, loss: ClientLoss, vocabulary: int) -> _Read:
+def _read(datum: Datum, name: str, loss: ClientLoss) -> _Read:
     if not datum.token_ids:
         raise UsageError(f"{name} has no tokens", fix="leave it out")
     for field in datum.fields:
@@ -162,9 +163,6 @@ def _read(datum: Datum, name: str, loss: ClientLoss, vocabulary: int) -> _Read:
             f"{name}.{TARGETS} has shape {list(targets.shape)} for {len(inputs)} input tokens",
             fix=f"send the tokens that each position predicts, in the shape {wanted}",
         )
-    for field, ids in (("token_ids", inputs), (TARGETS, targets)):
-        is_known = (ids >= 0) & (ids < vocabulary)
-        _refuse(f"{name}.{field}", ids, is_known, f"the model has token ids from 0 to {vocabulary - 1}")
     fields = {field: _values(datum, name, field, number, targets) for field, number in loss.inputs.items()}
     return _Read(inputs, targets.long(), fields)
 
@@ -180,9 +178,7 @@ def _values(datum: Datum, name: str, field: str, number: Number, targets: Tensor
             f"{name}.{field} has shape {list(values.shape)}, and {TARGETS} {list(targets.shape)}",
             fix="send one number for each target token",
         )
-    values = values.float()
-    _refuse(f"{name}.{field}", values, number.admits(values), f"send {number.words} for each target token")
-    return values
+    return values.float()
 
 
 def _present(datum: Datum, name: str, field: str) -> Tensor:
@@ -198,8 +194,20 @@ def _require(values: Tensor, name: str, kinds: Sequence[torch.dtype], wanted: st
         raise UsageError(f"{name} is a single number", fix="send one for each position of the input")
 
 
-def _refuse(name: str, values: Tensor, is_good: Tensor, fix: str) -> None:
-    if not is_good.all():
-        place = (~is_good).nonzero()[0].tolist()
-        at = "".join(f"[{index}]" for index in place)
-        raise UsageError(f"{name}{at} is {values[tuple(place)].item()}", fix=fix)
+def _refuse_unusable(read: Sequence[_Read], loss: ClientLoss, vocabulary: int) -> None:
+    ids = Number(0, vocabulary - 1)
+    of_ids = f"the model has token ids from 0 to {vocabulary - 1}"
+    _refuse_values("token_ids", [each.inputs for each in read], ids, of_ids)
+    _refuse_values(TARGETS, [each.targets for each in read], ids, of_ids)
+    for field, number in loss.inputs.items():
+        fix = f"send {number.words} for each target token"
+        _refuse_values(field, [each.fields[field] for each in read], number, fix)
+
+
+def _refuse_values(field: str, values: Sequence[Tensor], number: Number, fix: str) -> None:
+    if number.admits(torch.cat([each.flatten() for each in values])).all():
+        return
+    for datum, each in enumerate(values):
+        for place in (~number.admits(each)).nonzero().tolist():
+            at = "".join(f"[{index}]" for index in place)
+            raise UsageError(f"data[{datum}].{field}{at} is {each[tuple(place)].item()}", fix=fix)
