@@ -18,8 +18,9 @@ from nemorl.errors import UsageError
 from nemorl.metrics import values
 from nemorl.resources.worker import WorkerContext
 from nemorl_agents.tinker import batches
-from nemorl_agents.tinker.batches import ClientBatch, Datum, client_batch
+from nemorl_agents.tinker.batches import ClientBatch, client_batch
 from nemorl_agents.tinker.losses import LOSSES, loss_named
+from nemorl_agents.tinker.models import Datum
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.training import DTensorBackend

@@ -30,20 +30,11 @@ from torch import Tensor
 
 from nemorl_agents.tinker.losses import ClientLoss, Number, RecordedLoss
 from nemorl_agents.tinker.losses.loss_recorded import PLACE
+from nemorl_agents.tinker.models import Datum
 
 TARGETS = "target_tokens"
 WHOLE = (torch.int64, torch.int32)
 NUMBERS = (torch.float32, torch.float64, *WHOLE)
-
-
-@dataclass(frozen=True)
-class Datum:
-    """One sequence, and the loss's inputs at each of its positions."""
-
-    token_ids: tuple[int, ...]
-    """[n] what the model reads: position i predicts ``fields["target_tokens"][i]``"""
-    fields: Mapping[str, Tensor]
-    """By the client's names: [n] or [n, K], int64 or float32"""
 
 
 @dataclass(frozen=True)
