@@ -1,4 +1,4 @@
-"""``nemorl serve``: a model folder over the APIs of the gateway, for trying and for other programs."""
+"""``nemorl serve``: a model over the APIs of the gateway, for trying and for other programs; or over Tinker's."""
 
 from __future__ import annotations
 
@@ -57,9 +57,19 @@ def serve(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 1024,
     max_sequence_tokens: Annotated[int, typer.Option(min=2, help="Longest prompt and answer together.")] = 4096,
     seed: Annotated[int, typer.Option(min=0, help="Seeds the sampling.")] = 0,
+    tinker: Annotated[
+        bool, typer.Option("--tinker", help="Serve training and sampling to clients of the Tinker API instead.")
+    ] = False,
+    directory: Annotated[
+        Path, typer.Option(help="With --tinker: where checkpoints and the journal are; a server goes on with it.")
+    ] = Path("runs/tinker"),
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="With --tinker: a file of lines `NAME KEY`, one per client.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a model over OpenAI's and Anthropic's APIs until Ctrl-C.
+    """Serve a model over OpenAI's and Anthropic's APIs, or over the Tinker API, until Ctrl-C.
 
     Examples:
 
@@ -70,7 +80,20 @@ def serve(
       nemorl serve runs/quickstart --host 0.0.0.0 --tls-certificate node7.pem --tls-key node7.key
 
       nemorl serve Qwen/Qwen2.5-1.5B-Instruct --name gpt-4o --ignore-field response_format
+
+      nemorl serve Qwen/Qwen2.5-1.5B-Instruct --tinker --port 8000 --directory runs/tinker
     """
+    if tinker:
+        from nemorl_trust.listening import Place, allow_more_open_files
+
+        from nemorl_agents.serve_tinker import ModelSettings, TinkerSettings, serve_tinker
+
+        allow_more_open_files()
+        place = Place(host=host, port=port, tls_certificate=tls_certificate, tls_key=tls_key, plaintext=plaintext)
+        generation = {"backend": backend}
+        settings = ModelSettings(model, name[0] if name else model, max_sequence_tokens, generation)
+        serve_tinker(TinkerSettings(settings, directory, place, key, keys), as_json=as_json)
+        return
     from nemorl_trust.listening import allow_more_open_files
 
     from nemorl_agents.gateway.gateway import GatewayOptions

@@ -1,0 +1,116 @@
+"""``nemorl serve --tinker``: a model for clients of the Tinker API, which train adapters on it and sample from them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nemorl.errors import UsageError
+from nemorl.plugins.slots import Slot
+from nemorl_cli.answers import echo_json
+from nemorl_cli.console import Console
+from nemorl_cli.terminal import say
+
+if TYPE_CHECKING:
+    from nemorl_trust.listening import Place
+
+    from nemorl_agents.tinker.keys import Keys
+    from nemorl_agents.tinker.models import Models
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """The base model that is to be trained on and sampled from."""
+
+    model: str
+    """Folder or hub name."""
+    name: str
+    """As clients ask for it; they load their tokenizer by it."""
+    max_sequence_tokens: int
+    generation: Mapping[str, object]
+    """Fields of ``GenerationConfig``."""
+
+
+TINKER_MODELS: Slot[Callable[[ModelSettings], AbstractContextManager[Models]]] = Slot("tinker_models")
+"""Loads a base model; what it gives trains and samples until the block ends."""
+
+
+@dataclass(frozen=True)
+class TinkerSettings:
+    """What the command line says."""
+
+    models: ModelSettings
+    directory: Path
+    place: Place
+    key: str | None
+    keys: Path | None
+
+    def clients(self) -> Keys:
+        """The keys of clients.
+
+        Raises:
+            UsageError: One key and a file of keys are given, or one cannot be used.
+        """
+        from nemorl_agents.tinker.keys import own_key, read_keys
+
+        if self.keys is None:
+            return own_key(self.directory, self.key)
+        if self.key is not None:
+            raise UsageError("--key and --keys are given", fix="write the key into the file, with a name before it")
+        return read_keys(self.keys)
+
+
+def serve_tinker(settings: TinkerSettings, *, as_json: bool) -> None:
+    """Serve until a signal asks to end.
+
+    Raises:
+        UsageError: Nothing that is installed trains models for it, or the server cannot begin.
+    """
+    from nemorl_agents.tinker.wire.messages import require_messages
+
+    require_messages()  # before minutes of loading
+    keys = settings.clients()
+    opened = TINKER_MODELS.filled()
+    if opened is None:
+        raise UsageError(
+            "nothing that is installed trains models for clients of the Tinker API",
+            fix="install nemorl-agents and nemorl-dtensor of the same version",
+        )
+    with ExitStack() as stack:
+        with Console(quiet=as_json) as console:
+            console.announce(f"loading {settings.models.model}")
+            models = stack.enter_context(opened(settings.models))
+            from nemorl_agents.tinker.losses import loss_named  # type: ignore[import-not-found, unused-ignore]
+            from nemorl_agents.tinker.server import TinkerServer
+
+            server = stack.enter_context(
+                TinkerServer(models, settings.directory, keys, loss_named, place=settings.place)
+            )
+        _tell(server.address, settings, keys, as_json=as_json)
+        _wait()
+
+
+def _tell(address: str, settings: TinkerSettings, keys: Keys, *, as_json: bool) -> None:
+    if as_json:
+        facts = {"base_url": address, "api_keys": keys.by_name, "model": settings.models.name}
+        echo_json({**facts, "directory": str(settings.directory)})
+        return
+    say(f"model: {settings.models.name}")
+    say(f"directory: {settings.directory} (a server that begins here again goes on with it)")
+    say(f"export TINKER_BASE_URL={address}")
+    for name, key in keys.by_name.items():
+        note = f"  # {name}" if len(keys.by_name) > 1 else ""
+        say(f"export TINKER_API_KEY={key}{note}")
+    say("Ctrl-C ends it", err=True)
+
+
+def _wait() -> None:
+    from nemorl.base.process.stopping import GracefulStop
+
+    stop = threading.Event()
+    with GracefulStop(lambda _: stop.set()):
+        stop.wait()

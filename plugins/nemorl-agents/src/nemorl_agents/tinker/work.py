@@ -1,0 +1,234 @@
+"""Worker: the one thread that owns the models. Each model's requests run in its order, and no client waits for all.
+
+Clients take turns: a model's turn ends with an optimizer step or after a number of requests, a sampler's with one call
+over all that waits for its weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+
+from nemorl.errors import StorageError
+
+from nemorl_agents.tinker.errors import ApiError, failure_of
+from nemorl_agents.tinker.execution import Done, Execution, failed
+from nemorl_agents.tinker.order import Order
+from nemorl_agents.tinker.records import Answer, Kind, Records, Request
+from nemorl_agents.tinker.sampling import Sampling
+from nemorl_agents.tinker.saving import Saving
+
+log = logging.getLogger(__name__)
+
+MOST_A_TURN = 64
+"""Requests of one model before another one's turn."""
+MOST_A_CALL = 1024
+"""Requests that are sampled by one call."""
+CHANGES: frozenset[Kind] = frozenset({"create_model", "load_weights", "forward_backward", "optim_step"})
+"""Kinds that change a model in memory."""
+DISK_S = 5.0
+"""Until the journal is tried again where the disk refused."""
+
+
+class Worker:
+    """Runs requests. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        saving: Saving,
+        on_done: Callable[[str], None],
+    ) -> None:
+        """
+        Args:
+            execution: What requests do.
+            saving: What those do that save.
+            on_done: Told the id of each request whose answer is there.
+        """
+        self._execution, self._saving, self._on_done = execution, saving, on_done
+        self._sampling = Sampling(execution)
+        self._records: Records = execution.records
+        self._changed = threading.Condition()
+        self._orders: dict[str, Order] = {}
+        self._samples: dict[str, deque[str]] = {}
+        self._turns: OrderedDict[tuple[str, str], None] = OrderedDict()
+        """Models ("model") and weights ("sample") with requests that wait; first whose turn is next"""
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="nemorl-tinker", daemon=True)
+
+    def start(self) -> None:
+        """Begin with what is there."""
+        self._thread.start()
+
+    def shutdown(self) -> None:
+        """End after the request that runs."""
+        with self._changed:
+            self._ending.set()
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def offer(self, request_id: str, model_id: str, seq: int) -> None:
+        """Take in a request of a model."""
+        with self._changed:
+            if model_id not in self._orders:
+                self._orders[model_id] = Order(self._records.next_seq(model_id))
+            self._orders[model_id].offer(seq, request_id)
+            self._turns.setdefault(("model", model_id))
+            self._changed.notify()
+
+    def offer_sample(self, request_id: str, lane: str) -> None:
+        """Take in a request of a sampler."""
+        with self._changed:
+            self._samples.setdefault(lane, deque()).append(request_id)
+            self._turns.setdefault(("sample", lane))
+            self._changed.notify()
+
+    def missing(self, model_id: str) -> int | None:
+        """The number of the request that a model's others wait for, where it has not come."""
+        with self._changed:
+            order = self._orders.get(model_id)
+            return None if order is None else order.missing
+
+    def cancel(self, request_id: str, lane: str) -> None:
+        """Leave out a sample that waits; one that runs goes on."""
+        with self._changed:
+            waiting = self._samples.get(lane, deque())
+            if request_id not in waiting:
+                return
+            waiting.remove(request_id)
+        self.soon(lambda: self._fail([request_id], ApiError(410, "cancelled by its client")))
+
+    def soon(self, job: Callable[[], None]) -> None:
+        """Call something on this thread, before the next request."""
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify()
+
+    def end(self, model_ids: Iterable[str], reason: Exception) -> None:
+        """Forget models for good: what waits for them fails."""
+        for model_id in model_ids:
+            with self._changed:
+                order = self._orders.pop(model_id, None)
+            self._fail([] if order is None else order.drain(), reason)
+            self._execution.forget(model_id)
+            self._execution.folders.forget(model_id)
+
+    def park(self, model_id: str) -> None:
+        """Take a model out of memory until its next request."""
+        with self._changed:
+            is_idle = not self._orders.get(model_id, ())
+        if is_idle:
+            self._execution.forget(model_id)
+
+    # The thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                job, turn = self._next()
+                if self._ending.is_set():
+                    return
+                if job is None and turn is None:
+                    self._changed.wait()
+                    continue
+            try:
+                if job is not None:
+                    job()
+                elif turn is not None:
+                    (self._model_turn if turn[0] == "model" else self._sample_turn)(turn[1])
+            except Exception:
+                log.exception("a Tinker server's worker goes on after an error of its own")
+                self._pause()
+
+    def _next(self) -> tuple[Callable[[], None] | None, tuple[str, str] | None]:
+        if self._jobs:
+            return self._jobs.popleft(), None
+        for turn in [*self._turns]:
+            kind, name = turn
+            is_ready = self._samples.get(name) if kind == "sample" else self._first(name) is not None
+            if is_ready:
+                self._turns.move_to_end(turn)
+                return None, turn
+            if kind == "sample" or not self._orders.get(name):
+                del self._turns[turn]
+        return None, None
+
+    def _first(self, model_id: str) -> str | None:
+        order = self._orders.get(model_id)
+        return None if order is None else order.first()
+
+    def _model_turn(self, model_id: str) -> None:
+        for _ in range(MOST_A_TURN):
+            with self._changed:
+                request_id = None if self._ending.is_set() or self._jobs else self._first(model_id)
+            request = None if request_id is None else self._records.requests.get(request_id)
+            if request is None:
+                return
+            done, answer = self._tried(request)
+            if not self._kept([(request, answer)], done):
+                self._execution.forget(model_id)  # what it did is not kept: it is done again
+                self._pause()
+                return
+            with self._changed:
+                self._orders[model_id].advance()
+            self._on_done(request.id)
+            if done is not None:
+                done.after()
+            if request.kind == "optim_step":
+                return
+
+    def _tried(self, request: Request) -> tuple[Done | None, Answer]:
+        runner = self._saving if request.kind.startswith("save") else self._execution
+        try:
+            done = runner.run(request)
+        except Exception as error:
+            if failure_of(error)[1] == "server":
+                log.exception("a request of kind %s failed", request.kind)
+                if request.kind in CHANGES:
+                    self._execution.forget(request.scope)  # it may be half done: the model is built anew
+            return None, failed(error)
+        return done, done.answer
+
+    def _sample_turn(self, lane: str) -> None:
+        with self._changed:
+            waiting = self._samples[lane]
+            request_ids = [waiting.popleft() for _ in range(min(MOST_A_CALL, len(waiting)))]
+        found = [self._records.requests.get(request_id) for request_id in request_ids]
+        requests = [request for request in found if request is not None and request.state == "waiting"]
+        if not requests:
+            return
+        answers = self._sampling.run(requests)
+        if not self._kept([*zip(requests, answers, strict=True)], None):
+            with self._changed:
+                self._samples.setdefault(lane, deque()).extendleft(reversed(request_ids))
+                self._turns.setdefault(("sample", lane))
+            self._pause()
+            return
+        for request in requests:
+            self._on_done(request.id)
+
+    def _kept(self, answers: Sequence[tuple[Request, Answer]], done: Done | None) -> bool:
+        """Write answers, and what belongs to them, in one transaction; False where the disk refuses."""
+        try:
+            with self._records.journal.writing():
+                for put in [] if done is None else done.rows:
+                    put()
+                for request, answer in answers:
+                    self._records.finish(request, answer, keeps_body=done is not None and done.keeps_body)
+        except StorageError as error:
+            log.error("%s: %d answers wait for %.0f s", error.message, len(answers), DISK_S)
+            return False
+        return True
+
+    def _fail(self, request_ids: Sequence[str], reason: Exception) -> None:
+        found = [self._records.requests.get(request_id) for request_id in request_ids]
+        self._kept([(request, failed(reason)) for request in found if request is not None], None)
+        for request_id in request_ids:
+            self._on_done(request_id)
+
+    def _pause(self) -> None:
+        self._ending.wait(DISK_S)

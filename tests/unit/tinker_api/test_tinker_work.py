@@ -1,0 +1,99 @@
+"""Who comes when, what a failure touches, and what comes back after a stop."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tinker_talk import Open, run
+
+
+def step(model: str, seq: int) -> dict[str, Any]:
+    return {"model_id": model, "seq_id": seq, "adam_params": {"learning_rate": 0.5, "weight_decay": 1.0}}
+
+
+def test_models_take_turns(talk: Open) -> None:
+    async def scene() -> None:
+        async with talk(hold_s=5.0) as it:
+            session = await it.session()
+            models = [await it.model(session, number) for number in range(2)]
+            it.models.calls.clear()
+            for model in models:  # all of the first one's are there before the second's
+                for seq in (4, 3, 2):
+                    await it.asked("/optim_step", step(model, seq))
+            it.service.worker.soon(lambda: time.sleep(0.2))
+            ids = [(await it.asked("/optim_step", step(model, 1)))["request_id"] for model in models]
+            last = [f"{request_id.rpartition(':')[0]}:4" for request_id in ids]
+            for request_id in last:
+                await it.asked("/retrieve_future", {"request_id": request_id})
+            assert it.models.calls == [("step", model) for _ in range(4) for model in models]
+
+    run(scene())
+
+
+@pytest.mark.parametrize("replay_s", [0.0, 1000.0])
+def test_a_model_comes_back_as_it_was(talk: Open, tmp_path: Path, replay_s: float) -> None:
+    """Three halvings, a server that begins anew, and one more: 1/16."""
+
+    async def before() -> str:
+        async with talk(replay_s=replay_s) as it:
+            model = await it.model(await it.session())
+            for seq in (1, 2, 3):
+                await it.halved(model, seq)
+            assert await it.scale(model) == pytest.approx(1 / 8)
+            return str(model)
+
+    async def after(model: str) -> None:
+        async with talk(replay_s=replay_s) as it:
+            await it.halved(model, 4)
+            assert await it.scale(model) == pytest.approx(1 / 16)
+            verbs = [verb for verb, _ in it.models.calls if verb in ("step", "load")]
+            assert verbs == (["load", "step"] if replay_s == 0 else ["step"] * 4)
+
+    run(after(run(before())))
+    states = [*(tmp_path / "served" / "states").glob("*/*")]
+    assert len(states) == (1 if replay_s == 0 else 0)  # of each model the latest
+
+
+def test_requests_that_waited_run_when_the_server_is_back(talk: Open) -> None:
+    async def before() -> tuple[str, str]:
+        async with talk() as it:
+            model = await it.model(await it.session())
+            return model, (await it.asked("/optim_step", step(model, 2)))["request_id"]
+
+    async def after(model: str, request_id: str) -> None:
+        async with talk() as it:
+            await it.halved(model, 1)
+            assert "metrics" in await it.asked("/retrieve_future", {"request_id": request_id})
+            assert await it.scale(model) == pytest.approx(1 / 4)
+
+    run(after(*run(before())))
+
+
+def test_a_disk_that_is_full_for_a_while_applies_nothing_twice(talk: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemorl_agents.tinker.work.DISK_S", 0.05)
+
+    async def scene() -> None:
+        async with talk(hold_s=0.3) as it:
+            model = await it.model(await it.session())
+            journal_file = it.service.records.journal._write
+            steps = it.models.step
+
+            def step_on_a_full_disk(*given: Any) -> dict[str, float]:
+                journal_file.execute("PRAGMA query_only = ON")
+                return steps(*given)
+
+            monkeypatch.setattr(it.models, "step", step_on_a_full_disk)
+            request_id = (await it.asked("/optim_step", step(model, 1)))["request_id"]
+            found = await it.asked("/retrieve_future", {"request_id": request_id})
+            assert found["type"] == "try_again"
+            monkeypatch.setattr(it.models, "step", steps)
+            journal_file.execute("PRAGMA query_only = OFF")
+            while found.get("type") == "try_again":
+                found = await it.asked("/retrieve_future", {"request_id": request_id})
+            assert await it.scale(model) == pytest.approx(1 / 2)
+            assert [verb for verb, _ in it.models.calls].count("step") > 1  # again, each time on the model as it was
+
+    run(scene())
