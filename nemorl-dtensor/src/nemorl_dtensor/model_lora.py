@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.contracts import AdaptedModules, AdapterShape
-from nemorl.errors import BackendError, UsageError, boundary
+from nemorl.errors import BackendError, CheckpointError, UsageError, boundary
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.logprobs import LowRank
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nemorl_dtensor.model_quantized import decoded, packed_layers
@@ -140,6 +140,29 @@ class Adapters:
             found[name] = torch.zeros(parameter.shape)
             if factor.startswith("A") and self._kind(layer) in shape.modules:
                 nn.init.kaiming_uniform_(found[name][: shape.rank], a=math.sqrt(5), generator=generator)
+        return found
+
+    def read(self, folder: Path) -> dict[str, Tensor]:
+        """Whole factors that :meth:`save` wrote, by parameter name, with zeros for what its shape lacks.
+
+        Raises:
+            CheckpointError: They are of another shape than this.
+        """
+        file = folder / "adapter_model.safetensors"
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing", fix="give a folder that adapters were saved in")
+        saved = load_file(file)
+        own = {PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): (name, p) for name, p in self._own_parameters()}
+        shapes = {name: tuple(self._trimmed(key, p.detach()).shape) for name, (key, p) in own.items()}
+        if {name: tuple(tensor.shape) for name, tensor in saved.items()} != shapes:
+            raise CheckpointError(
+                f"{folder} has adapters of other layers or of another rank than {self._shape.rank} on "
+                f"{', '.join(sorted(self._shape.modules))}",
+                fix="load them into an adapter of the shape that was saved",
+            )
+        found = {name: torch.zeros(p.shape) for name, p in self._model.named_parameters() if ".lora_" in name}
+        for name, tensor in saved.items():
+            self._trimmed(own[name][0], found[own[name][0]]).copy_(tensor)
         return found
 
     def _kind(self, layer: str) -> AdaptedModules:

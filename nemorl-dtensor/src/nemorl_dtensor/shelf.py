@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from nemorl.contracts import AdapterShape
@@ -106,6 +107,15 @@ class Shelf:
         self._require(name)
         self._shelve(self._in_place, self._taken(gathered))
         return self._put(name)
+
+    @torch.no_grad()
+    def load(self, folder: Path) -> None:
+        """Take saved factors into the one in place; its optimizer begins anew."""
+        saved = self._adapters.read(folder)
+        for name, parameter in self._parameters.items():
+            local(parameter.detach()).copy_(_part(parameter, saved[name]))
+        self._optimizer.restart(0)
+        self._optimizer.clear_gradients()
 
     def remove(self, name: str, gathered: Gathered) -> Gathered:
         """Forget one, as :meth:`use` does what follows."""

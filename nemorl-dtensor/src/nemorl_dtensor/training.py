@@ -152,6 +152,11 @@ class DTensorBackend(RankBackend[Optimizer]):
         self._residency.require("weights", "gradients", "optimizer")
         self._gathered = self._shelf.use(name, self._gathered)
 
+    def load_adapter(self, path: Path) -> None:
+        self._residency.require("weights", "gradients", "optimizer")
+        self._shelf.load(path)
+        self._gathered = "nothing"
+
     def remove_adapter(self, name: str) -> None:
         self._residency.require("weights", "gradients", "optimizer")
         self._gathered = self._shelf.remove(name, self._gathered)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.contracts import AdamStep, AdapterShape
-from nemorl.errors import BackendError, ForeignError, UsageError
+from nemorl.errors import BackendError, CheckpointError, ForeignError, UsageError
 from nemorl_dtensor.model import load_model
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_rl.models.tiny import write_tiny_model
@@ -131,7 +131,9 @@ def test_a_new_one_says_what_the_base_says(untied: str, build: Build) -> None:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_saved_adapters_say_the_same_in_peft(name: str, untied: str, build: Build, tmp_path: Path) -> None:
+def test_saved_adapters_say_the_same_in_peft(
+    name: str, untied: str, build: Build, tmp_path: Path, raises: Raises
+) -> None:
     backend = build(model_name=untied, lora=LORA)
     backend.add_adapter(name, SHAPES[name])
     backend.use_adapter(name)
@@ -147,6 +149,17 @@ def test_saved_adapters_say_the_same_in_peft(name: str, untied: str, build: Buil
     expected = torch.where(first.mask[1:], logprobs, 0.0)
     torch.testing.assert_close(backend.get_logprobs(first)[1:], expected, atol=2e-6, rtol=0)
     assert plain.peft_config["default"].r == SHAPES[name].rank
+    # So does another adapter of its shape that takes them, and no other.
+    backend.add_adapter("again", SHAPES[name])
+    backend.use_adapter("again")
+    backend.load_adapter(tmp_path / "adapter")
+    torch.testing.assert_close(backend.get_logprobs(first)[1:], expected, atol=2e-6, rtol=0)
+    assert backend._optimizer.tensors() == {}
+    backend.add_adapter("other", AdapterShape(rank=3))
+    backend.use_adapter("other")
+    with raises(CheckpointError, 3):
+        backend.load_adapter(tmp_path / "adapter")
+    backend.use_adapter(name)
     # The merged model is the same.
     backend.save_pretrained(tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")

@@ -244,6 +244,10 @@ class SharedBase(Protocol):
         """Put it in place of the one in use."""
         ...
 
+    def load_adapter(self, path: Path) -> None:
+        """Take the factors that ``save_adapters`` wrote into the one in use, whose optimizer begins anew."""
+        ...
+
     def remove_adapter(self, name: str) -> None:
         """Forget it; in place of the one in use comes ``policy``."""
         ...
