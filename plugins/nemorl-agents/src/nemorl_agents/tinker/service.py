@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.base.files.atomic import remove
+from nemorl_trust.audit.recording import record
 
 from nemorl_agents.tinker.errors import ended, missing
 from nemorl_agents.tinker.execution import Execution, LossNamed
@@ -112,6 +113,7 @@ class Service:
         session = Session(str(uuid.uuid4()), owner, time.time(), None, dict(ACTIVE), dict(facts))
         self.records.sessions.put(session)
         self._seen_s[session.id] = time.monotonic()
+        record("tinker_session_started", {"session": session.id, "client": owner})
         return session
 
     def session(self, owner: str, session_id: str) -> Session:
