@@ -31,7 +31,9 @@ from nemorl_agents.tinker.models import (
 )
 from torch import Tensor
 
-VOCABULARY = 32
+VOCABULARY = 96
+BROKEN = 95
+"""A token on which passes fail, as for want of memory"""
 EOS = 0
 BASE = "toy/bigram"
 
@@ -78,7 +80,7 @@ class ToyModels:
             dies_before: The process is killed before the call of this number (from 1) does anything.
             dies_after: The process is killed when the call of this number has done its work.
         """
-        self.bases = (Base(BASE, 64), Base("toy/frozen", 64, trainable=False))
+        self.bases: tuple[Base, ...] = (Base(BASE, 64), Base("toy/frozen", 64, trainable=False))
         self.adapters: dict[str, Adapter] = {}
         self.calls: list[tuple[str, str]] = []
         """(verb, model) in order"""
@@ -97,8 +99,8 @@ class ToyModels:
 
     def forward_backward(self, model_id: str, data: Sequence[Datum], loss: ToyLoss) -> Passed:  # type: ignore[override]
         with self._call("forward_backward", model_id):
-            if any(token_id == 31 for datum in data for token_id in datum.token_ids):
-                raise RuntimeError("token 31 breaks the toy")
+            if any(token_id == BROKEN for datum in data for token_id in datum.token_ids):
+                raise RuntimeError("this token breaks the toy")
             passed, total = self._passed(model_id, data, loss)
             total.backward()
             return passed

@@ -19,14 +19,17 @@ PATIENCE_S = 30.0
 class RawClient:
     """One client."""
 
-    def __init__(self, address: str, *, owner: str = "ada", revive: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, address: str, *, owner: str = "ada", key: str | None = None, revive: Callable[[], None] | None = None
+    ) -> None:
         """
         Args:
             address: Of the server.
             owner: Whose key it sends.
+            key: In place of an owner's.
             revive: Begins the server again after it was killed.
         """
-        self._http = httpx.Client(base_url=f"{address}/api/v1", headers={"X-API-Key": KEYS[owner]}, timeout=60)
+        self._http = httpx.Client(base_url=f"{address}/api/v1", headers={"X-API-Key": key or KEYS[owner]}, timeout=60)
         self._revive = revive
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:

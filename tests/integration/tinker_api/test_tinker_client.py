@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +15,13 @@ import httpx
 import pytest
 import torch
 from nemorl.resources.ports import free_port
-from tinker_toy import BASE, VOCABULARY
+from tinker_toy import BASE, BROKEN, VOCABULARY
 from toy_server import KEYS, Keeper
 
 tinker = pytest.importorskip("tinker", reason="the package tinker is not installed")
 from tinker import types  # noqa: E402
 
+PAGE = Path(__file__).parents[3] / "docs/tinker.md"
 ADAM = types.AdamParams(learning_rate=0.05)
 TEXT = [1, 2, 3, 4, 5, 6, 0]
 
@@ -213,7 +218,7 @@ def test_clients_cannot_see_each_other(address: str) -> None:
 
 @pytest.mark.parametrize(
     ("loss", "token_ids", "category"),
-    [("stable_reinforce", TEXT, "user"), ("cross_entropy", [1, 31, 2], "server")],
+    [("stable_reinforce", TEXT, "user"), ("cross_entropy", [1, BROKEN, 2], "server")],
 )
 def test_a_pass_that_fails_changes_nothing(address: str, loss: Any, token_ids: list[int], category: str) -> None:
     whole, other = trainer(address), trainer(address)
@@ -224,6 +229,22 @@ def test_a_pass_that_fails_changes_nothing(address: str, loss: Any, token_ids: l
     assert caught.value.category.value == category
     assert whole.optim_step(ADAM).result().metrics == other.optim_step(ADAM).result().metrics
     assert learned(whole, 2) == learned(other, 2)
+
+
+def test_the_page_does_what_it_says(address: str, tiny_model: Path, tmp_path: Path) -> None:
+    """With the toy for a model, and a tokenizer in a folder below the client's own."""
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / BASE).parent.mkdir()
+    (tmp_path / BASE).symlink_to(tiny_model)
+    (tmp_path / "loop.py").write_text(code.replace("Qwen/Qwen3-0.6B", BASE))
+    env = {**os.environ, "TINKER_BASE_URL": address, "TINKER_API_KEY": KEYS["ada"], "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "loop.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines()[:20]]
+    assert losses[-1] < losses[0]
+    assert done.stdout.splitlines()[-1] == str(["6"] * 4)
 
 
 def test_a_client_outlives_its_server(keeper: Keeper, tmp_path: Path) -> None:

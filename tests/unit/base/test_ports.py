@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
-from nemorl.resources.ports import FIRST, _first_ephemeral, free_port
+from nemorl.resources.ports import FIRST, _first_ephemeral, free_port, listening_socket
 
 
 def test_a_free_port_is_nobodys_and_below_those_that_the_system_gives() -> None:
@@ -14,3 +15,24 @@ def test_a_free_port_is_nobodys_and_below_those_that_the_system_gives() -> None:
     with socket.socket() as server:
         server.bind(("", next(iter(found))))
         server.listen()
+
+
+def test_a_server_of_asyncio_sends_small_answers_at_once() -> None:
+    """Else each answer in two parts waits 40 ms for the client to acknowledge the first: Nagle's algorithm."""
+
+    async def scene() -> int:
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            made = writer.get_extra_info("socket")
+            found.set_result(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listening = listening_socket("a test", "127.0.0.1", 0, waiting=1)
+        port = listening.getsockname()[1]
+        async with await asyncio.start_server(connected, sock=listening):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.close()
+            return await found
+
+    assert asyncio.run(scene()) == 1

@@ -73,12 +73,14 @@ def test_a_full_disk_is_named(tmp_path: Path, raises: Raises) -> None:
     records.requests.put(replace(REQUEST, body=bytes(100_000)))
 
 
-def test_the_same_number_takes_the_same_body_alone(tmp_path: Path, raises: Raises) -> None:
+def test_the_same_number_takes_the_same_body_alone(tmp_path: Path) -> None:
     records = Records(Journal(tmp_path))
-    assert [records.submit(REQUEST), records.submit(REQUEST)] == [True, False]
-    with raises(ApiError, "request 1 of m") as caught:
-        records.submit(replace(REQUEST, digest="other"))
-    assert caught.value.status == 400  # type: ignore[attr-defined]
+    other = replace(REQUEST, digest="other")
+    assert records.submit([REQUEST, REQUEST]) == [True, False]
+    (again, refused, new) = records.submit([REQUEST, other, replace(other, id="m:2", seq=2)])
+    assert (again, new) == (False, True)
+    assert isinstance(refused, ApiError)
+    assert (refused.status, "request 1 of m" in refused.message) == (400, True)
 
 
 def test_answers_are_kept_until_they_were_fetched_long_ago(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_answers_are_kept_until_they_were_fetched_long_ago(tmp_path: Path) -> No
     answer = Answer("done", b"{}")
     for seq, keeps_body in ((1, False), (2, True), (3, False)):
         request = replace(REQUEST, id=f"m:{seq}", seq=seq)
-        records.submit(request)
+        records.submit([request])
         records.finish(request, answer, keeps_body=keeps_body)
     records.note_fetched({"m:1": 100.0, "m:2": 100.0})
     records.drop_answers(100.0)

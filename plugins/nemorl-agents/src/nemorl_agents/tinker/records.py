@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from sqlite3 import Connection
 from typing import Any, Literal
 
 from nemorl_agents.tinker.errors import ApiError
@@ -150,24 +151,24 @@ class Records:
             db.execute("CREATE INDEX IF NOT EXISTS requests_by_state ON requests (state)")
             db.execute("CREATE INDEX IF NOT EXISTS requests_by_session ON requests (session)")
 
-    def submit(self, request: Request) -> bool:
-        """Keep a request; returns whether it is new. The same body under the same number is the same request.
-
-        Raises:
-            ApiError: Another body has this number.
-        """
+    def submit(self, requests: Sequence[Request]) -> list[bool | ApiError]:
+        """Keep requests in one transaction. Of each: True where it is new, False for a retry, or an error where another
+        body has its number."""
         with self.journal.writing() as db:
-            found = db.execute("SELECT digest FROM requests WHERE id = ?", (request.id,)).fetchone()
-            if found is None:
-                self.requests.put(request)
-                return True
-        if found[0] != request.digest:
-            raise ApiError(
-                400,
-                f"request {request.seq} of {request.scope} was sent before with another body",
-                fix="give each request a number of its own; a retry repeats its body",
-            )
-        return False
+            return [self._submitted(db, request) for request in requests]
+
+    def _submitted(self, db: Connection, request: Request) -> bool | ApiError:
+        found = db.execute("SELECT digest FROM requests WHERE id = ?", (request.id,)).fetchone()
+        if found is None:
+            self.requests.put(request)
+            return True
+        if found[0] == request.digest:
+            return False
+        return ApiError(
+            400,
+            f"request {request.seq} of {request.scope} was sent before with another body",
+            fix="give each request a number of its own; a retry repeats its body",
+        )
 
     def finish(self, request: Request, answer: Answer, *, keeps_body: bool) -> None:
         """Keep an answer; with it in one transaction where the caller has one open."""

@@ -40,6 +40,8 @@ class Sampling:
         assert sampler is not None, "requests of unknown samplers are refused"
         if sampler.is_dropped:
             raise DataError("the weights of this sampling client were dropped for newer ones", fix="save them by name")
+        if sampler.folder is not None and not (self._execution.folders.root / sampler.folder).is_dir():
+            raise DataError("the weights of this sampling client were deleted", fix="sample from others")
         body = body_of(Sample, request.body)
         base = self._execution.base(sampler.base)
         return sampler, body, body.request(derived_seed(request.id), base.max_context_tokens)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.base.files.atomic import remove
+from nemorl_trust.audit.recording import record
 
 from nemorl_agents.tinker.errors import ended, missing
 from nemorl_agents.tinker.execution import Execution, LossNamed
 from nemorl_agents.tinker.folders import Folders
 from nemorl_agents.tinker.futures import HOLD_S, Futures
+from nemorl_agents.tinker.intake import Intake
 from nemorl_agents.tinker.journal import Journal
 from nemorl_agents.tinker.keys import Keys
 from nemorl_agents.tinker.models import Models
@@ -88,6 +90,7 @@ class Service:
         """Begin, with what an earlier server of this folder left."""
         self.futures = Futures(asyncio.get_running_loop(), self.records, hold_s=self.times.hold_s)
         self.worker = Worker(self._execution, self._saving, self.futures.done)
+        self._intake = Intake(self.records, lambda each: self._offer(each.id, each.scope, each.seq, each.kind))
         now_s = time.monotonic()
         self._seen_s = {session.id: now_s for session in self.records.sessions.where("ended_s IS NULL")}
         for request_id, scope, seq, kind in self.records.waiting():
@@ -110,6 +113,7 @@ class Service:
         session = Session(str(uuid.uuid4()), owner, time.time(), None, dict(ACTIVE), dict(facts))
         self.records.sessions.put(session)
         self._seen_s[session.id] = time.monotonic()
+        record("tinker_session_started", {"session": session.id, "client": owner})
         return session
 
     def session(self, owner: str, session_id: str) -> Session:
@@ -195,8 +199,7 @@ class Service:
         self.session(owner, session_id)
         digest = blake2b(kind.encode() + b"\0" + (body if canonical is None else canonical), digest_size=16).hexdigest()
         request = Request(f"{scope}:{seq}", scope, seq, session_id, owner, kind, digest, body, created_s=time.time())
-        if await asyncio.to_thread(self.records.submit, request):
-            self._offer(request.id, scope, seq, kind)
+        await self._intake.take(request)
         return request.id
 
     def waits_for(self, request_id: str) -> str | None:
