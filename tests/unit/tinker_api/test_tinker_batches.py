@@ -213,10 +213,10 @@ def passed(folder: Path, made: ClientBatch, layout: str) -> tuple[list[Tensor], 
     fields = {"model_name": str(folder), "optimizer": {"lr": 1e-9}, "max_grad_norm": 1e9, "microbatch_tokens": 24}
     backend = DTensorConfig(layout=layout).build(PolicyConfig(**fields), WorkerContext(seed=1), reference=False)
     assert isinstance(backend, DTensorBackend)
-    recorded = made.recorded_loss()
-    metrics = values(backend.train_step(made.batch, recorded))
+    metrics, outputs = backend.forward_backward(made.batch, made.loss)
+    said = values({**metrics, **backend.optimizer_step()})
     backend.shutdown()
-    return made.logprobs(recorded.outputs), metrics
+    return made.logprobs(outputs), said
 
 
 def plain_logprobs(model: Any, data: Sequence[Datum]) -> list[Tensor]:

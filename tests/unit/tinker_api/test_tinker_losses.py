@@ -12,8 +12,7 @@ import pytest
 import torch
 from nemorl.errors import UsageError
 from nemorl.metrics import merge, values
-from nemorl_agents.tinker.losses import LOSSES, ClientLoss, RecordedLoss, loss_named
-from nemorl_agents.tinker.losses.loss_recorded import PLACE
+from nemorl_agents.tinker.losses import LOSSES, ClientLoss, loss_named
 from nemorl_tensors import TokenBatch
 from recorded_messages import Raises
 from torch import Tensor
@@ -225,20 +224,6 @@ def test_the_reported_loss_has_not_the_rounding_of_a_long_sum() -> None:
     batch = replace(shape, loss_weights=shape.mask.float()).with_tokens(weights=weights)
     _, metrics = loss_named("cross_entropy")(-torch.ones(count + 2), batch)
     assert values(metrics)["loss:sum"] == 2**24 + 2 + count
-
-
-def test_a_recorded_loss_keeps_what_the_model_said_in_the_order_of_the_batch() -> None:
-    batch = batch_of().with_tokens(**{PLACE: torch.arange(9)})
-    recorded = RecordedLoss(loss_named("cross_entropy"), torch.zeros(9))
-    logprobs = torch.arange(9, dtype=torch.float32, requires_grad=True)
-    for part in ([2, 0], [1]):
-        outputs = batch.with_tokens(outputs=logprobs).select(part)["outputs"]
-        value, metrics = recorded(outputs, batch.select(part))
-        assert value.requires_grad
-        assert "loss:sum" in metrics
-    assert recorded.outputs.tolist() == list(range(9))
-    assert not recorded.outputs.requires_grad
-    assert recorded.requires == {"weights", PLACE}
 
 
 # Names and settings

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemorl.errors import UsageError
-from nemorl.plugins.slots import Slot
 from nemorl_cli.answers import echo_json
 from nemorl_cli.console import Console
 from nemorl_cli.terminal import say
@@ -19,24 +17,7 @@ if TYPE_CHECKING:
     from nemorl_trust.listening import Place
 
     from nemorl_agents.tinker.keys import Keys
-    from nemorl_agents.tinker.models import Models
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """The base model that is to be trained on and sampled from."""
-
-    model: str
-    """Folder or hub name."""
-    name: str
-    """As clients ask for it; they load their tokenizer by it."""
-    max_sequence_tokens: int
-    generation: Mapping[str, object]
-    """Fields of ``GenerationConfig``."""
-
-
-TINKER_MODELS: Slot[Callable[[ModelSettings], AbstractContextManager[Models]]] = Slot("tinker_models")
-"""Loads a base model; what it gives trains and samples until the block ends."""
+    from nemorl_agents.tinker.models import ModelSettings
 
 
 @dataclass(frozen=True)
@@ -74,19 +55,14 @@ def serve_tinker(settings: TinkerSettings, *, as_json: bool) -> None:
 
     require_messages()  # before minutes of loading
     keys = settings.clients()
-    opened = TINKER_MODELS.filled()
-    if opened is None:
-        raise UsageError(
-            "nothing that is installed trains models for clients of the Tinker API",
-            fix="install nemorl-agents and nemorl-dtensor of the same version",
-        )
     with ExitStack() as stack:
         with Console(quiet=as_json) as console:
             console.announce(f"loading {settings.models.model}")
-            models = stack.enter_context(opened(settings.models))
-            from nemorl_agents.tinker.losses import loss_named  # type: ignore[import-not-found, unused-ignore]
+            from nemorl_agents.tinker.losses import loss_named
             from nemorl_agents.tinker.server import TinkerServer
+            from nemorl_agents.tinker.trained import trained_models
 
+            models = stack.enter_context(trained_models(settings.models))
             server = stack.enter_context(
                 TinkerServer(models, settings.directory, keys, loss_named, place=settings.place)
             )

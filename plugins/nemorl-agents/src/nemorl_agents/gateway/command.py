@@ -67,6 +67,15 @@ def serve(
         Path | None,
         typer.Option(help="With --tinker: a file of lines `NAME KEY`, one per client.", show_default=False),
     ] = None,
+    largest_rank: Annotated[
+        int, typer.Option(min=1, help="With --tinker: largest rank of adapters; each takes the memory of it.")
+    ] = 32,
+    snapshots: Annotated[
+        int, typer.Option(min=1, max=100, help="With --tinker: weights that are kept ready for sampling.")
+    ] = 2,
+    precision: Annotated[str, typer.Option(help="With --tinker: of the base's weights, bfloat16 or float32.")] = (
+        "float32"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Serve a model over OpenAI's and Anthropic's APIs, or over the Tinker API, until Ctrl-C.
@@ -86,12 +95,15 @@ def serve(
     if tinker:
         from nemorl_trust.listening import Place, allow_more_open_files
 
-        from nemorl_agents.serve_tinker import ModelSettings, TinkerSettings, serve_tinker
+        from nemorl_agents.serve_tinker import TinkerSettings, serve_tinker
+        from nemorl_agents.tinker.models import ModelSettings
 
         allow_more_open_files()
         place = Place(host=host, port=port, tls_certificate=tls_certificate, tls_key=tls_key, plaintext=plaintext)
-        generation = {"backend": backend}
-        settings = ModelSettings(model, name[0] if name else model, max_sequence_tokens, generation)
+        settings = ModelSettings(
+            model, name[0] if name else model, max_sequence_tokens, largest_rank, precision,
+            {"backend": {"name": backend, "snapshots": snapshots}},
+        )  # fmt: skip
         serve_tinker(TinkerSettings(settings, directory, place, key, keys), as_json=as_json)
         return
     from nemorl_trust.listening import allow_more_open_files

@@ -28,8 +28,7 @@ from nemorl_tensors import TokenBatch
 from nemorl_tensors.functional import segment_ids
 from torch import Tensor
 
-from nemorl_agents.tinker.losses import ClientLoss, Number, RecordedLoss
-from nemorl_agents.tinker.losses.loss_recorded import PLACE
+from nemorl_agents.tinker.losses import ClientLoss, Number
 from nemorl_agents.tinker.models import Datum
 
 TARGETS = "target_tokens"
@@ -53,11 +52,6 @@ class ClientBatch:
     loss: ClientLoss
     shapes: tuple[tuple[int, ...], ...]
     """[B] of the targets of each datum: (n,) or (n, K)"""
-
-    def recorded_loss(self) -> RecordedLoss:
-        """The loss, keeping in its ``outputs`` what ``logprobs`` takes."""
-        shape = self.batch["candidate_ids"].shape if self.loss.candidates else self.batch.token_ids.shape
-        return RecordedLoss(self.loss, torch.zeros(shape, dtype=torch.float32))
 
     def logprobs(self, outputs: Tensor) -> list[Tensor]:
         """Of each datum in the client's order, in the shape of its targets.
@@ -106,7 +100,6 @@ def client_batch(data: Sequence[Datum], loss: ClientLoss, *, vocabulary: int) ->
     token_ids = placed(targets_TK[:, 0]).index_copy_(0, slots_T - 1, torch.cat([each.inputs for each in read]))
     mask = placed(torch.ones(len(slots_T), dtype=torch.bool))
     batch = TokenBatch(token_ids, lengths_B, mask, loss_weights=mask.float())
-    batch = batch.with_tokens(**{PLACE: torch.arange(size)})
     has_others = any(len(shape) > 1 for shape in shapes) or not torch.equal(token_ids[slots_T], targets_TK[:, 0])
     if has_others:
         batch, loss = batch.with_tokens(candidate_ids=placed(targets_TK)), loss.over_candidates()

@@ -20,6 +20,23 @@ Topk = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
+class ModelSettings:
+    """The base model that is to be trained on and sampled from."""
+
+    model: str
+    """Folder or hub name."""
+    name: str
+    """As clients ask for it; they load their tokenizer by it."""
+    max_sequence_tokens: int
+    largest_rank: int
+    """Of adapters. All take the memory of this rank while they are trained."""
+    precision: str
+    """Of the base's weights."""
+    generation: Mapping[str, object]
+    """Fields of ``GenerationConfig``."""
+
+
+@dataclass(frozen=True)
 class Base:
     """A model that adapters are trained on and that is sampled from."""
 

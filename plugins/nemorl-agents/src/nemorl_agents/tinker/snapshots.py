@@ -1,0 +1,129 @@
+"""Samples from snapshots: a generator that holds the weights of the snapshots that were asked for last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from nemorl.config.load import validate
+from nemorl.config.models import GenerationConfig, PolicyConfig
+from nemorl.errors import UsageError
+from nemorl.resources.manager import short_name
+from nemorl.resources.policies import TrainingPolicy
+from nemorl.resources.worker import HostGroup
+from nemorl.types import Completion, GenerationRequest, SamplingParams
+from nemorl.weights import IN_PROCESS
+from nemorl_rl.placement.engines import standalone_generation
+from nemorl_tensors import TokenBatch
+
+from nemorl_agents.tinker.execution import derived_seed
+from nemorl_agents.tinker.models import Sampled, SampledSequence, SampleRequest, Topk
+
+BASE = None
+"""In place of a snapshot: the model without an adapter."""
+
+
+class SnapshotSampler:
+    """A generation backend over the versions of the weights that snapshots are."""
+
+    def __init__(self, generation: Mapping[str, Any], policy: PolicyConfig) -> None:
+        """
+        Args:
+            generation: Fields of ``GenerationConfig``.
+            policy: Of the base.
+
+        Raises:
+            UsageError: The engine holds one version of the weights, or does not take them in this process.
+        """
+        config = validate(GenerationConfig, dict(generation), source="serve")
+        if "snapshots" not in config.backend.supports or IN_PROCESS not in config.backend.weight_transports:
+            raise UsageError(
+                f"generation backend {short_name(config.backend)} does not hold several snapshots in this process",
+                fix="serve with --backend hf",
+            )
+        self._limit: int = getattr(config.backend, "snapshots")  # noqa: B009
+        self._engine = standalone_generation(config, policy.model_copy(update={"lora": None}))
+        self._versions: dict[str | None, int] = {}
+        """Of the snapshots that it holds, oldest first"""
+        self._newest = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.shutdown()
+
+    def sample(
+        self, snapshot: str | None, requests: Sequence[SampleRequest], put_in_place: Callable[[], HostGroup]
+    ) -> list[Sampled]:
+        """Answers in order.
+
+        Args:
+            snapshot: By its folder.
+            requests: Of its weights.
+            put_in_place: Makes the trainer's weights those of the snapshot; asked where the engine does not hold them.
+        """
+        version = self._versions.get(snapshot)
+        if version is None:
+            version = self._newest = self._newest + 1
+            self._engine.update_weights(put_in_place().publish(IN_PROCESS, version))
+            self._versions[snapshot] = version
+            while len(self._versions) > self._limit:
+                del self._versions[next(iter(self._versions))]
+        asked = [_request(request, version) for request in requests]
+        return [_sampled(*pair) for pair in zip(requests, self._engine.generate(asked), strict=True)]
+
+    def with_likeliest(self, policy: TrainingPolicy, request: SampleRequest, sampled: Sampled) -> Sampled:
+        """The answer with the likeliest tokens at each position, of a policy that has the snapshot's weights."""
+        prompt, sequences = request.token_ids, sampled.sequences
+        if request.topk_sample_logprobs:
+            sequences = [
+                replace(sequence, topk=_likeliest(policy, prompt, sequence.token_ids, request))
+                for sequence in sequences
+            ]
+        of_prompt: Sequence[Topk | None] | None = None
+        if request.topk_prompt_logprobs:
+            plain = replace(request, temperature=1.0, topk_sample_logprobs=request.topk_prompt_logprobs)
+            of_prompt = [None, *_likeliest(policy, prompt[:1], prompt[1:], plain)]
+        return replace(sampled, sequences=sequences, topk_prompt=of_prompt)
+
+
+def _request(request: SampleRequest, version: int) -> GenerationRequest:
+    stops = request.stop or ()
+    texts = tuple(stop for stop in stops if isinstance(stop, str))
+    sampling = SamplingParams(
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k if request.top_k > 0 else None,
+        max_new_tokens=request.max_tokens,
+        stop_strings=texts,
+        stop_token_ids=tuple(stop for stop in stops if not isinstance(stop, str)),
+        prompt_logprobs=request.prompt_logprobs,
+        ignore_eos=request.stop is not None,
+    )
+    seeds = tuple(derived_seed(f"{request.seed}:{number}") for number in range(request.num_samples))
+    return GenerationRequest(request.token_ids, sampling, seeds, version=version)
+
+
+def _sampled(request: SampleRequest, completions: Sequence[Completion]) -> Sampled:
+    sequences = [
+        SampledSequence(each.token_ids, each.logprobs, "stop" if each.finish_reason == "stop" else "length")
+        for each in completions
+    ]
+    of_prompt = None
+    if request.prompt_logprobs:
+        of_prompt = [math.nan, *completions[0].prompt_logprobs[1:]]
+    return Sampled(sequences, of_prompt)
+
+
+def _likeliest(
+    policy: TrainingPolicy, start: Sequence[int], tokens: Sequence[int], request: SampleRequest
+) -> list[Topk]:
+    """At each of ``tokens``, which follow ``start``."""
+    ids, mask = [*start, *tokens], [False] * len(start) + [True] * len(tokens)
+    batch = replace(TokenBatch.from_sequences([ids], [mask]), temperature=request.temperature)
+    found, logprobs = policy.get_topk_logprobs(batch, request.topk_sample_logprobs)
+    pairs = zip(found[len(start) :].tolist(), logprobs[len(start) :].tolist(), strict=True)
+    return [list(zip(of_token, of_logprob, strict=True)) for of_token, of_logprob in pairs]

@@ -1,0 +1,233 @@
+"""Models of a Tinker server on nemorl's engines: adapters on one base, and samples from snapshots of them.
+
+A training backend holds the base once, and the adapter of one model at a time in place (``SharedBase`` in
+``nemorl.contracts``). A generator holds the versions of the weights that were sampled from last; a snapshot that it does
+not hold is put in place in the trainer, which hands its weights over.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nemorl.config.cluster import ClusterConfig
+from nemorl.config.load import validate
+from nemorl.config.models import PolicyConfig
+from nemorl.contracts import AdamStep as StepValues
+from nemorl.contracts import AdaptedModules, AdapterBackend, AdapterShape, Loss, SharedBase, TrainingBackend
+from nemorl.errors import UsageError
+from nemorl.metrics import values
+from nemorl.resources.manager import LocalLauncher
+from nemorl.resources.worker import HostGroup, TrainingFactory, WorkerContext
+from nemorl_rl.data.tokenizer import context_tokens
+from nemorl_rl.models.hub_models import require_model
+from nemorl_rl.placement.halved_policy import HalvedPolicy
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.model_config import read_model_config
+
+from nemorl_agents.tinker.batches import client_batch
+from nemorl_agents.tinker.losses import ClientLoss
+from nemorl_agents.tinker.models import (
+    AdamStep,
+    Base,
+    Datum,
+    ModelSettings,
+    NewModel,
+    Passed,
+    Sampled,
+    SampleRequest,
+)
+from nemorl_agents.tinker.snapshots import SnapshotSampler
+
+POLICY = "policy"
+"""The adapter that the backend begins with. It is never trained: in place, it leaves the base as it is."""
+SAMPLED = "sampled"
+"""The adapter that snapshots are put into. Ids of models have a colon."""
+ALPHA = 32.0
+SHAPE = "shape.json"
+ADAPTER, STATE = "adapter", "state"
+
+
+@contextmanager
+def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
+    """The base loaded, for training and sampling, in this process.
+
+    Raises:
+        ConfigError: There is no such model, or it cannot be trained or sampled from so.
+    """
+    require_model(settings.model)
+    limit = min(settings.max_sequence_tokens, context_tokens(settings.model) or settings.max_sequence_tokens)
+    text = read_model_config(PolicyConfig(model_name=settings.model)).get_text_config()
+    fields = {
+        "model_name": settings.model,
+        "precision": settings.precision,
+        "max_sequence_tokens": limit,
+        "lora": {"rank": settings.largest_rank, "alpha": ALPHA, "head": not text.tie_word_embeddings},
+    }
+    policy = validate(PolicyConfig, fields, source="serve")
+    context = WorkerContext(device=ClusterConfig().device)
+    launcher = LocalLauncher(context)
+    group = launcher.training_group(TrainingFactory(policy), "the Tinker server's trainer")
+    try:
+        with SnapshotSampler(settings.generation, policy) as sampler:
+            yield TrainedModels(settings, policy, group, sampler, vocabulary=text.vocab_size)
+    finally:
+        group.shutdown()
+
+
+class TrainedModels:
+    """``Models`` over a worker group of one training backend."""
+
+    def __init__(
+        self,
+        settings: ModelSettings,
+        policy: PolicyConfig,
+        group: HostGroup,
+        sampler: SnapshotSampler,
+        *,
+        vocabulary: int,
+    ) -> None:
+        self._group, self._policy, self._sampler = group, HalvedPolicy(group), sampler
+        self._base = Base(settings.name, policy.max_sequence_tokens, tokenizer=settings.model)
+        self._vocabulary = vocabulary
+        lora = policy.lora
+        assert lora is not None, "the policy has adapters"
+        self._adapts_head = lora.head
+        self._in_place = POLICY
+        self._shapes: dict[str, AdapterShape] = {}
+        self._passes: dict[str, list[tuple[TokenBatch, Loss]]] = defaultdict(list)
+        """Of each model since its last update, to be made again should one fail midway."""
+
+    @property
+    def bases(self) -> Sequence[Base]:
+        return [self._base]
+
+    def create(self, model_id: str, new: NewModel) -> None:
+        asked: dict[AdaptedModules, bool] = {
+            "attention": new.train_attn,
+            "mlp": new.train_mlp,
+            "head": new.train_unembed and self._adapts_head,
+        }
+        modules = frozenset(name for name, is_asked in asked.items() if is_asked)
+        if not modules:
+            raise UsageError("an adapter that adapts nothing cannot learn", fix="set train_attn or train_mlp")
+        self._add(model_id, AdapterShape(new.rank, ALPHA, new.seed, modules))
+
+    def forward(self, model_id: str, data: Sequence[Datum], loss: Loss) -> Passed:
+        made = self._batch(data, loss)
+        self._use(model_id)
+        metrics, outputs = self._policy.forward(made.batch, made.loss)
+        return Passed(made.logprobs(outputs), _of_client(values(metrics)))
+
+    def forward_backward(self, model_id: str, data: Sequence[Datum], loss: Loss) -> Passed:
+        made = self._batch(data, loss)
+        self._use(model_id)
+        try:
+            metrics, outputs = self._policy.forward_backward(made.batch, made.loss)
+        except Exception:
+            self._policy.clear_gradients()
+            for batch, earlier in self._passes[model_id]:
+                self._policy.forward_backward(batch, earlier)
+            raise
+        self._passes[model_id].append((made.batch, made.loss))
+        return Passed(made.logprobs(outputs), _of_client(values(metrics)))
+
+    def step(self, model_id: str, adam: AdamStep) -> dict[str, float]:
+        if adam.eps <= 0:
+            raise UsageError(f"eps is {adam.eps}: weights without a gradient would be divided by 0", fix="send 1e-12")
+        self._use(model_id)
+        betas, clip = (adam.beta1, adam.beta2), adam.grad_clip_norm or None
+        made = self._policy.optimizer_step(StepValues(adam.learning_rate, betas, adam.eps, adam.weight_decay, clip))
+        self._passes.pop(model_id, None)
+        return values(made)
+
+    def save(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
+        self._use(model_id)
+        self.snapshot(model_id, folder / ADAPTER)
+        if optimizer:
+            (folder / STATE).mkdir(parents=True)
+            self._group.call(TrainingBackend.save_checkpoint, folder / STATE)
+
+    def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
+        saved = _shape_of(folder / ADAPTER)
+        own = self._shapes[model_id]
+        if (saved.rank, saved.modules) != (own.rank, own.modules):
+            raise UsageError(f"{folder} has an adapter of rank {saved.rank}, and {model_id} is of rank {own.rank}")
+        self._use(model_id)
+        self._group.call(SharedBase.load_adapter, folder / ADAPTER)
+        if optimizer:
+            self._group.call(TrainingBackend.load_checkpoint, folder / STATE)
+        self._passes.pop(model_id, None)
+
+    def snapshot(self, model_id: str, folder: Path) -> None:
+        self._use(model_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._group.call(AdapterBackend.save_adapters, folder)
+        shape = self._shapes[model_id]
+        facts = {"rank": shape.rank, "alpha": shape.alpha, "seed": shape.seed, "modules": sorted(shape.modules)}
+        (folder / SHAPE).write_text(json.dumps(facts) + "\n")
+
+    def sample(self, base: str, snapshot: Path | None, requests: Sequence[SampleRequest]) -> list[Sampled]:
+        def put_in_place() -> HostGroup:
+            self._put_in_place(snapshot)
+            return self._group
+
+        found = self._sampler.sample(None if snapshot is None else str(snapshot), requests, put_in_place)
+        if any(request.topk_prompt_logprobs or request.topk_sample_logprobs for request in requests):
+            self._put_in_place(snapshot)
+            return [self._sampler.with_likeliest(self._policy, *pair) for pair in zip(requests, found, strict=True)]
+        return found
+
+    def free(self, model_id: str) -> None:
+        if self._shapes.pop(model_id, None) is not None:
+            self._remove(model_id)
+        self._passes.pop(model_id, None)
+
+    def _batch(self, data: Sequence[Datum], loss: Loss) -> Any:
+        assert isinstance(loss, ClientLoss), "losses are found by their names"
+        limit = self._base.max_context_tokens
+        for number, datum in enumerate(data):
+            if len(datum.token_ids) >= limit:
+                raise UsageError(
+                    f"data[{number}] has {len(datum.token_ids)} tokens, and {self._base.name} is served with {limit}",
+                    fix="send shorter ones, or serve it with a larger --max-sequence-tokens",
+                )
+        return client_batch(data, loss, vocabulary=self._vocabulary)
+
+    def _put_in_place(self, snapshot: Path | None) -> None:
+        if snapshot is None:
+            self._use(POLICY)
+            return
+        if SAMPLED in self._shapes:
+            self._remove(SAMPLED)
+        self._add(SAMPLED, _shape_of(snapshot))
+        self._use(SAMPLED)
+        self._group.call(SharedBase.load_adapter, snapshot)
+
+    def _add(self, name: str, shape: AdapterShape) -> None:
+        self._group.call(SharedBase.add_adapter, name, shape)
+        self._shapes[name] = shape
+
+    def _use(self, name: str) -> None:
+        if name != self._in_place:
+            self._group.call(SharedBase.use_adapter, name)
+            self._in_place = name
+
+    def _remove(self, name: str) -> None:
+        self._group.call(SharedBase.remove_adapter, name)
+        if name == self._in_place:
+            self._in_place = POLICY
+
+
+def _shape_of(folder: Path) -> AdapterShape:
+    facts = json.loads((folder / SHAPE).read_text())
+    return AdapterShape(facts["rank"], facts["alpha"], facts["seed"], frozenset(facts["modules"]))
+
+
+def _of_client(metrics: dict[str, float]) -> dict[str, float]:
+    """Those of the loss: clients merge metrics by the reduction that their names end with."""
+    return {name: number for name, number in metrics.items() if ":" in name}
