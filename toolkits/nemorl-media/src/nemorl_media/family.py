@@ -21,7 +21,7 @@ from nemorl.media import MAX_TOKENS, Media, MediaKind
 from nemorl_tensors.engines.rows import Rows
 from torch import Tensor, nn
 
-from nemorl_media.kept_items import KeptItems
+from nemorl_media.kept_items import KeptItems, one_copy
 
 CACHE_BYTES = 512 * 2**20
 """Of processed items that a process keeps."""
@@ -157,7 +157,7 @@ class Family(ABC):
     def named(self, media: Media) -> Media:
         """The item with the digest of what this model is shown of it: data and settings."""
         digest = hashlib.sha256(self._fingerprint + bytes.fromhex(Media(media.kind, media.data).digest)).hexdigest()
-        return replace(media, digest=digest)
+        return one_copy(replace(media, digest=digest))
 
     def item(self, media: Media) -> Item:
         """It, processed; from memory where it was lately.
@@ -165,9 +165,9 @@ class Family(ABC):
         Raises:
             DataError: It cannot be decoded, the model does not know its kind, or it has too many tokens.
         """
-        found = self._items.get(media.digest)
-        if found is not None:
-            return found
+        return self._items.made(media.digest, lambda: self._processed(media))
+
+    def _processed(self, media: Media) -> Item:
         if media.kind not in self.placeholders:
             known = " and ".join(self.placeholders)
             raise DataError(f"the model takes {known}, not {media.kind}", fix="leave such rows out")
@@ -180,7 +180,6 @@ class Family(ABC):
                 f"{media} makes {found.tokens} tokens, at most {MAX_TOKENS} are possible",
                 fix="lower the size in policy.media.processor, e.g. max_pixels",
             )
-        self._items.keep(media.digest, found)
         return found
 
     def tower_names(self, model: nn.Module) -> list[str]:

@@ -30,6 +30,8 @@ from nemorl_rl.agents.contract import (
     ToolChoice,
 )
 from nemorl_rl.agents.record import Call
+from nemorl_rl.chat.media import holds_items
+from nemorl_rl.environments.loop_thread import in_thread
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.serving.requests import spans_of
@@ -89,7 +91,10 @@ class LivePolicy:
         tool_choice: ToolChoice = "auto",
         options: CallOptions = AS_THE_RUN,
     ) -> ChatReply:
-        prompt = self._conversation.prompt(messages, tools)
+        if holds_items(messages):  # decoding takes its time, and other episodes share this event loop
+            prompt = await in_thread(self._conversation.prompt, messages, tools)
+        else:
+            prompt = self._conversation.prompt(messages, tools)
         call = await self._answer(prompt.token_ids, prompt.media, options)
         is_plain = options.json_schema is not None
         reply = self._conversation.reply(prompt, call.completion, tool_choice, options.stop, is_plain=is_plain)

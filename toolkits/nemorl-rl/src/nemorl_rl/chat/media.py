@@ -89,6 +89,11 @@ def media_in(messages: Iterable[Any]) -> tuple[Media, ...]:
     return tuple(part["media"] for part in _parts(messages) if isinstance(part.get("media"), Media))
 
 
+def holds_items(messages: Iterable[Any]) -> bool:
+    """Some message has a part that says it is an image or a sound."""
+    return any(part.get("type") in PARTS for part in _parts(messages))
+
+
 def part_of(part: Mapping[str, Any], family: Family | None, number: int) -> dict[str, Any]:
     """A part of message ``number`` that holds an item, in one form.
 
@@ -121,7 +126,7 @@ def written(text: str, messages: Iterable[Any], tokenizer: Tokenizer) -> Written
         return None
     from nemorl_media import expansion
 
-    return expansion.written(text, [family.item(item) for item in media], family, tokenizer.token)
+    return expansion.written(text, media, family, tokenizer.token)
 
 
 def with_items(text: str, messages: Iterable[Any], tokenizer: Tokenizer) -> list[int]:
@@ -148,11 +153,13 @@ def _settled(given: Any, kind: MediaKind, family: Family) -> Media:
     from nemorl_media.audio import media_of_sound
     from nemorl_media.decoding import media_of_image
 
-    if isinstance(given, Media):
-        return family.named(given)
     if isinstance(given, Mapping) and isinstance(given.get("url"), str):  # {"image_url": {"url": …}}
         given = given["url"]
-    return family.named(media_of_image(given) if kind == "image" else media_of_sound(given))
+    if not isinstance(given, Media):
+        given = media_of_image(given) if kind == "image" else media_of_sound(given)
+    if given.kind != kind:
+        raise DataError(f"{given} stands where an {kind} is said to be", fix="name its kind in the type of the part")
+    return family.named(given)
 
 
 def _in_one_form(messages: Any, family: Family | None) -> list[Any]:

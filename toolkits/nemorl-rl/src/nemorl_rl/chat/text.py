@@ -55,4 +55,4 @@ class TokenizerText:
         return self._tokenizer.token(token_id)
 
     def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-        return len(self._codec.render(plain_messages(messages), tuple(tools)))
+        return len(self._codec.render(plain_messages(messages, self._codec.family), tuple(tools)))
