@@ -155,7 +155,14 @@ class Family(ABC):
     # What all families share
 
     def named(self, media: Media) -> Media:
-        """The item with the digest of what this model is shown of it: data and settings."""
+        """The item with the digest of what this model is shown of it: data and settings.
+
+        Raises:
+            DataError: The model does not know its kind.
+        """
+        if media.kind not in self.placeholders:
+            known = " and ".join(self.placeholders)
+            raise DataError(f"the model takes {known}, not {media.kind}", fix="leave it out, or use another model")
         digest = hashlib.sha256(self._fingerprint + bytes.fromhex(Media(media.kind, media.data).digest)).hexdigest()
         return one_copy(replace(media, digest=digest))
 
@@ -163,14 +170,11 @@ class Family(ABC):
         """It, processed; from memory where it was lately.
 
         Raises:
-            DataError: It cannot be decoded, the model does not know its kind, or it has too many tokens.
+            DataError: It cannot be decoded, or it has too many tokens.
         """
         return self._items.made(media.digest, lambda: self._processed(media))
 
     def _processed(self, media: Media) -> Item:
-        if media.kind not in self.placeholders:
-            known = " and ".join(self.placeholders)
-            raise DataError(f"the model takes {known}, not {media.kind}", fix="leave such rows out")
         with boundary(f"processing {media}", passing=(DataError, BackendError)):
             found = self.process(media)
         if not found.tokens:
