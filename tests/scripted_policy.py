@@ -57,6 +57,7 @@ class ByteText:
     """Each byte is a token."""
 
     vocabulary = 256
+    kinds = ()
 
     def encode(self, text: str) -> Sequence[int]:
         return [*text.encode()]

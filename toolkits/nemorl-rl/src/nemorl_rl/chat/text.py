@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
+
+from nemorl.media import MediaKind
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import ChatCodec
@@ -18,6 +20,11 @@ class TextCoder(Protocol):
     @property
     def vocabulary(self) -> int:
         """Token ids are below this."""
+        ...
+
+    @property
+    def kinds(self) -> Collection[MediaKind]:
+        """Of images and sounds those that the model takes; none where it reads text alone."""
         ...
 
     def encode(self, text: str) -> Sequence[int]: ...
@@ -44,6 +51,11 @@ class TokenizerText:
     @cached_property
     def vocabulary(self) -> int:
         return len(self._tokenizer.inner)
+
+    @cached_property
+    def kinds(self) -> Collection[MediaKind]:
+        family = self._codec.family
+        return frozenset[MediaKind]() if family is None else frozenset(family.placeholders)
 
     def encode(self, text: str) -> Sequence[int]:
         return self._tokenizer.encode(text)
