@@ -170,22 +170,23 @@ def refused(gateway: Gateway, policy: LivePolicy, api: str, part: Any) -> tuple[
     """The error's message and the place that it names."""
     access = gateway.open(policy)
     message: Any = [{"role": "user", "content": [part]}]
-    clients: Any = openai.OpenAI(base_url=access.openai_base_url, api_key=access.api_key)
+    client: Any = openai.OpenAI(base_url=access.openai_base_url, api_key=access.api_key)
     if api == "messages":
-        clients = anthropic.Anthropic(base_url=access.base_url, api_key=access.api_key)
+        client = anthropic.Anthropic(base_url=access.base_url, api_key=access.api_key)
     ask = {
-        "chat": lambda: clients.chat.completions.create(model="policy", messages=message),
-        "responses": lambda: clients.responses.create(model="policy", input=message),
-        "messages": lambda: clients.messages.create(model="policy", max_tokens=5, messages=message),
+        "chat": lambda: client.chat.completions.create(model="policy", messages=message),
+        "responses": lambda: client.responses.create(model="policy", input=message),
+        "messages": lambda: client.messages.create(model="policy", max_tokens=5, messages=message),
     }[api]
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as caught:
         ask()
     traffic = gateway.close(access)
     assert (traffic.requests, traffic.refused, traffic.failures) == (1, 1, 0)
     assert policy.calls == []
+    told: Any = caught.value
     if api != "messages":
-        return caught.value.body["message"], caught.value.body["param"]  # type: ignore[index]
-    error = caught.value.body["error"]  # type: ignore[index]
+        return told.body["message"], told.body["param"]
+    error = told.body["error"]
     assert error["type"] == "invalid_request_error"
     return error["message"], error["message"].partition(":")[0]
 
