@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import io
 import random
+import threading
 import tracemalloc
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import anthropic
@@ -17,10 +19,12 @@ from nemorl.config.models import GenerationConfig
 from nemorl.media import media_runs
 from nemorl_agents.gateway.gateway import Gateway, GatewayOptions
 from nemorl_agents.gateway.model_server import served
-from nemorl_rl.agents.contract import EpisodeLimits
+from nemorl_rl.agents.contract import EpisodeClosedError, EpisodeLimits
 from nemorl_rl.agents.policy import LivePolicy, Sampler
 from nemorl_rl.agents.record import sequences
 from nemorl_rl.chat.codec import codec_of
+from nemorl_rl.chat.media import process_items
+from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.chat.text import TokenizerText
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.placement.engines import standalone_generation
@@ -120,11 +124,11 @@ def test_what_a_tool_shows_stands_behind_its_call(
 
 @pytest.mark.parametrize("talk", TALKS)
 def test_a_history_that_shows_an_image_again_and_again_holds_it_once(tokenizer: Tokenizer, talk: Any) -> None:
-    """Ten turns after the second send it 3 + 4 + … + 12 = 75 times, 36 MB of pixels in all."""
+    """Ten turns after the second send it 3 + 4 + … + 12 = 75 times. What grows besides is token ids."""
     file = io.BytesIO()
-    Image.frombytes("RGB", (400, 400), random.Random(0).randbytes(400 * 400 * 3)).save(file, "PNG")
+    Image.frombytes("RGB", (200, 200), random.Random(0).randbytes(200 * 200 * 3)).save(file, "PNG")
     picture = file.getvalue()
-    assert len(picture) > 480_000
+    assert len(picture) > 120_000
     with Gateway() as gateway, saying_sampler(tokenizer, "a cat") as sampler:
         policy = live(sampler, tokenizer)
         talking = talk(gateway.open(policy))
@@ -142,7 +146,7 @@ def test_a_history_that_shows_an_image_again_and_again_holds_it_once(tokenizer: 
         grown = [turn() for _ in range(10)][-1] - before
         tracemalloc.stop()
     assert len({id(item.data) for call in policy.calls for item in call.media}) == 1
-    assert grown < len(picture)
+    assert grown < 4 * len(picture)
 
 
 @pytest.mark.parametrize("talk", TALKS)
@@ -164,6 +168,54 @@ def test_a_prompt_without_room_for_an_answer_is_refused_and_its_item_is_whole(
             talking.ask()
         assert str(limits.max_sequence_tokens) in str(caught.value)
         assert policy.calls == []
+
+
+@pytest.mark.parametrize("talk", TALKS)
+def test_of_a_prompt_that_is_too_long_the_rest_is_not_looked_at(
+    gateway: Gateway, tokenizer: Tokenizer, talk: Any
+) -> None:
+    """A drawing is 6 tokens. Of three in a prompt of at most 15 the third is too much, and what is behind it damaged."""
+    limits = EpisodeLimits(15, 8, 10, 600.0)
+    with saying_sampler(tokenizer, "a cat") as sampler:
+        talking = talk(gateway.open(live(sampler, tokenizer, limits)))
+        talking.user(ONE, ONE, ONE, b"damaged")
+        with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as caught:
+            talking.ask()
+        assert "18 tokens" in str(caught.value)
+        if talk is Messages:
+            with pytest.raises(anthropic.BadRequestError) as caught:
+                talking.client(anthropic.Anthropic).messages.count_tokens(model="policy", messages=talking.history)
+            assert "18 tokens" in str(caught.value)
+
+
+def test_others_are_answered_while_an_image_is_processed(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    assert tokenizer.family is not None
+    with saying_sampler(tokenizer, "a cat") as sampler:
+        shown, told = (Chat(gateway.open(live(sampler, tokenizer))) for _ in range(2))
+        shown.user(drawing(99).data)
+        told.user("what?")
+        asking = threading.Thread(target=shown.ask)
+        with tokenizer.family._items._making:  # as if it took that long
+            asking.start()
+            told.ask()
+            assert len(told.history) == 2
+            assert len(shown.history) == 1
+        asking.join()
+    assert len(shown.history) == 2
+
+
+def test_of_an_episode_that_has_ended_no_more_images_are_processed(tokenizer: Tokenizer) -> None:
+    asked: list[Any] = [
+        {"role": "user", "content": [{"type": "image", "image": one} for one in (ONE, TWO, b"damaged")]}
+    ]
+    plain, asks = plain_messages(asked, tokenizer.family), count()
+
+    def require_wanted() -> None:
+        if next(asks) == 2:
+            raise EpisodeClosedError("it has ended")
+
+    with pytest.raises(EpisodeClosedError):
+        process_items(plain, tokenizer.family, 1000, require_wanted)
 
 
 def refused(gateway: Gateway, policy: LivePolicy, api: str, part: Any) -> tuple[str, Any]:

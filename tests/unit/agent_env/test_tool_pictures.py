@@ -87,7 +87,8 @@ def test_what_a_tool_returns_is_text_or_parts(returned: Any, expected: Any) -> N
 
 
 def test_text_is_cut_over_all_parts_and_items_are_whole() -> None:
-    long = [{"type": "text", "text": "x" * 6}, SHOWN, {"type": "text", "text": "y" * 6}, {"type": "text", "text": "z"}]
+    texts = ({"type": "text", "text": letters} for letters in ("y" * 6, "z"))
+    long: list[dict[str, Any]] = [{"type": "text", "text": "x" * 6}, SHOWN, *texts]
     assert seen(long, {"image"}, 10) == [
         {"type": "text", "text": "x" * 6},
         SHOWN,

@@ -76,7 +76,7 @@ class LivePolicy:
         self.episode_id, self.limits, self.text = episode_id, limits, sampler.text
         self._sampler, self._conversation, self._seed = sampler, conversation, seed
         self._numbers = count()
-        self._lock = threading.Lock()
+        self._lock, self._processing = threading.Lock(), threading.Lock()
         self._calls: list[Call] = []
         self._rewards: dict[int, float] = {}
         """By the numbers of calls"""
@@ -92,9 +92,8 @@ class LivePolicy:
         options: CallOptions = AS_THE_RUN,
     ) -> ChatReply:
         if holds_items(messages):  # decoding takes its time, and other episodes share this event loop
-            prompt = await in_thread(self._conversation.prompt, messages, tools)
-        else:
-            prompt = self._conversation.prompt(messages, tools)
+            messages = await in_thread(self._ready, messages)
+        prompt = self._conversation.prompt(messages, tools)
         call = await self._answer(prompt.token_ids, prompt.media, options)
         is_plain = options.json_schema is not None
         reply = self._conversation.reply(prompt, call.completion, tool_choice, options.stop, is_plain=is_plain)
@@ -143,6 +142,11 @@ class LivePolicy:
             running = [*self._running]
         for future in running:
             future.cancel()
+
+    def _ready(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+        """With their images and sounds processed, those of one episode one after the other: all share the machine."""
+        with self._processing:
+            return self._conversation.ready(messages, self.limits.max_sequence_tokens, self._require_open)
 
     async def _answer(self, token_ids: tuple[int, ...], media: tuple[Media, ...], options: CallOptions) -> Call:
         room = self.limits.max_sequence_tokens - len(token_ids)
@@ -198,6 +202,10 @@ class LivePolicy:
             return chosen
         own = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
         return replace(chosen, **{name: value for name, value in own.items() if value is not None})
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise self._closed_error()
 
     def _closed_error(self) -> EpisodeClosedError:
         return EpisodeClosedError(f"{self.episode_id} has ended", fix="call the policy before `rollout` returns")

@@ -10,6 +10,7 @@ from nemorl.media import MediaKind
 
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import ChatCodec
+from nemorl_rl.chat.media import process_items
 from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.data.tokenizer import Tokenizer
 
@@ -37,8 +38,12 @@ class TextCoder(Protocol):
         """One token, a special one too. Bytes that are no character by themselves are ``\\ufffd``."""
         ...
 
-    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-        """Tokens of a prompt, as the model's template writes it."""
+    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], limit: int) -> int:
+        """Tokens of a prompt, as the model's template writes it.
+
+        Raises:
+            ContextOverflowError: Its images and sounds alone have more than ``limit``.
+        """
         ...
 
 
@@ -66,5 +71,7 @@ class TokenizerText:
     def token(self, token_id: int) -> str:
         return self._tokenizer.token(token_id)
 
-    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-        return len(self._codec.render(plain_messages(messages, self._codec.family), tuple(tools)))
+    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], limit: int) -> int:
+        plain = plain_messages(messages, self._codec.family)
+        process_items(plain, self._codec.family, limit)
+        return len(self._codec.render(plain, tuple(tools)))

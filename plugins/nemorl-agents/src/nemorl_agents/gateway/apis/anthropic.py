@@ -109,7 +109,9 @@ class CountTokens:
 
     async def answer(self, body: Mapping[str, Any], episode: OpenEpisode) -> Answer:
         question = question_of(body)
-        tokens = await in_thread(episode.text.count, question.messages, question.tools)
+        limit = episode.policy.limits.max_sequence_tokens
+        async with episode.counting:
+            tokens = await in_thread(episode.text.count, question.messages, question.tools, limit)
         return Answer({"input_tokens": tokens})
 
 
