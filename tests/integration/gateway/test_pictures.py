@@ -133,17 +133,22 @@ def test_a_history_that_shows_an_image_again_and_again_holds_it_once(tokenizer: 
         policy = live(sampler, tokenizer)
         talking = talk(gateway.open(policy))
 
-        def turn() -> int:
-            """Bytes that are held after it, but for those of the client's own history."""
+        def turn() -> None:
             talking.user(picture, "and?")
             talking.ask()
+
+        def held() -> int:
+            """Bytes, but for those of the client's own history."""
             gc.collect()
             return tracemalloc.get_traced_memory()[0] - sum(len(str(message)) for message in talking.history)
 
         turn()
         tracemalloc.start()
-        before = turn()
-        grown = [turn() for _ in range(10)][-1] - before
+        turn()
+        before = held()
+        for _ in range(10):
+            turn()
+        grown = held() - before
         tracemalloc.stop()
     assert len({id(item.data) for call in policy.calls for item in call.media}) == 1
     assert grown < 4 * len(picture)
@@ -174,7 +179,7 @@ def test_a_prompt_without_room_for_an_answer_is_refused_and_its_item_is_whole(
 def test_of_a_prompt_that_is_too_long_the_rest_is_not_looked_at(
     gateway: Gateway, tokenizer: Tokenizer, talk: Any
 ) -> None:
-    """A drawing is 6 tokens. Of three in a prompt of at most 15 the third is too much, and what is behind it damaged."""
+    """A drawing is 6 tokens. Of three in a prompt of at most 15 the third is too much; what is behind it is damaged."""
     limits = EpisodeLimits(15, 8, 10, 600.0)
     with saying_sampler(tokenizer, "a cat") as sampler:
         talking = talk(gateway.open(live(sampler, tokenizer, limits)))
@@ -205,9 +210,8 @@ def test_others_are_answered_while_an_image_is_processed(gateway: Gateway, token
 
 
 def test_of_an_episode_that_has_ended_no_more_images_are_processed(tokenizer: Tokenizer) -> None:
-    asked: list[Any] = [
-        {"role": "user", "content": [{"type": "image", "image": one} for one in (ONE, TWO, b"damaged")]}
-    ]
+    parts = [{"type": "image", "image": one} for one in (ONE, TWO, b"damaged")]
+    asked: list[Any] = [{"role": "user", "content": parts}]
     plain, asks = plain_messages(asked, tokenizer.family), count()
 
     def require_wanted() -> None:
