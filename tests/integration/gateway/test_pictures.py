@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import io
 import random
+import re
 import threading
 import tracemalloc
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -334,6 +336,22 @@ def test_a_model_that_hears_is_given_a_sound(gateway: Gateway, talk: Any) -> Non
     prompt = to_prompt(row, 0, hearing)
     assert policy.calls[0].prompt_ids == prompt.token_ids
     assert names(prompt.token_ids) == [prompt.media[0].name]
+
+
+def test_the_example_of_the_page_runs(
+    gateway: Gateway, sampler: Sampler, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[3] / "docs/agents/gateway.md").read_text()
+    [example] = re.findall(r"^## Images and sounds\n.*?^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    policy = live(sampler, tokenizer)
+    for name, value in gateway.open(policy).variables().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    Path("screen.png").write_bytes(ONE)
+    names: dict[str, Any] = {}
+    exec(compile(example, "gateway.md", "exec", dont_inherit=True), names)
+    assert names["answer"].usage.input_tokens == len(policy.calls[0].prompt_ids)
+    assert len(policy.calls[0].media) == 1
 
 
 def test_a_served_model_sees_and_counts_what_it_is_shown() -> None:
