@@ -279,11 +279,11 @@ def test_nothing_is_fetched(gateway: Gateway, sampler: Sampler, tokenizer: Token
 @pytest.mark.parametrize(
     ("data", "media_type", "told"),
     [
-        (ONE[:200], "image/png", "cannot be decoded"),
-        (b"no image", "image/png", "no image that can be read"),
-        (b"", "image/jpeg", "no image that can be read"),
+        (ONE[:200], "image/png", "200 bytes"),
+        (b"no image", "image/png", "8 bytes"),
+        (b"", "image/jpeg", "0 bytes"),
         (b"%PDF-1.7", "application/pdf", "application/pdf"),
-        (tune(1).data, "audio/wav", "image"),
+        (tune(1).data, "audio/wav", "audio"),
     ],
 )
 def test_what_is_no_image_is_the_clients_fault(
@@ -297,7 +297,7 @@ def test_what_is_no_image_is_the_clients_fault(
 def test_a_model_that_does_not_hear_says_so(gateway: Gateway, sampler: Sampler, tokenizer: Tokenizer, api: str) -> None:
     part = {"type": "input_audio", "input_audio": {"data": base64_of(tune(1).data), "format": "wav"}}
     message, _ = refused(gateway, live(sampler, tokenizer), api, part)
-    assert "takes image, not audio" in message
+    assert "audio" in message
 
 
 @pytest.mark.parametrize("api", PLACES)
@@ -305,7 +305,7 @@ def test_a_model_of_text_alone_says_so(gateway: Gateway, tokenizer: Tokenizer, a
     blind = Tokenizer(tokenizer.inner)  # without the model's config it reads text alone
     with saying_sampler(blind, "a cat") as sampler:
         message, _ = refused(gateway, live(sampler, blind), api, by_data(api, ONE, "image/png"))
-    assert "text alone" in message
+    assert "docs/media.md" in message
 
 
 def test_a_body_with_too_large_images_is_told_the_limit_and_the_setting(sampler: Sampler, tokenizer: Tokenizer) -> None:

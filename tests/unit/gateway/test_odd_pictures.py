@@ -36,7 +36,7 @@ TYPES = (
 )
 KINDS = ("image", "image_url", "input_image", "input_audio", "audio_url", "text", "file", "document", "video", "x")
 STARTS = ("https://example.org/", "file:///", "data:", "data:image/png,", "data:image/png;base64", "data:;base64,", " ")
-TRIES = 900
+TRIES = 600
 """Bodies of each API to the model that all are tried on; of other families, a third"""
 
 

@@ -107,6 +107,15 @@ def test_crops_of_a_long_image_are_images_of_their_own() -> None:
     assert cropping.named(media[0]).digest != of.family.named(media[0]).digest  # other settings, another item
 
 
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "idefics3", "gemma3"])
+def test_an_outline_stands_for_its_item_in_a_text_and_holds_nothing_of_it(kind: str) -> None:
+    of = seer(kind)
+    media = of.media(1)
+    whole, outline = of.family.item(media), of.family.outline(media)
+    assert of.family.pieces(outline) == of.family.pieces(whole)
+    assert (outline.tokens, outline.nbytes, outline.media.data) == (whole.tokens, 0, b"")
+
+
 def test_a_text_with_other_placeholders_than_items_is_refused(raises: Raises) -> None:
     of = seer("gemma3")
     item = of.media(1)

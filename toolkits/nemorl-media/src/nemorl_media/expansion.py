@@ -78,7 +78,7 @@ def written(text: str, media: Sequence[Media], family: Family, decode: Decode) -
     places: list[tuple[int, int]] = []
     end = moved = 0
     for one, item in zip(found, media, strict=True):
-        pieces = family.pieces(family.item(item))
+        pieces = family.pieces(family.outline(item))
         shown = "".join(piece if isinstance(piece, str) else stand_ins[item.kind] for piece in pieces)
         runs += [piece for piece in pieces if not isinstance(piece, str)]
         parts += [text[end : one.start()], shown]

@@ -25,6 +25,8 @@ from nemorl_media.kept_items import KeptItems, one_copy
 
 CACHE_BYTES = 512 * 2**20
 """Of processed items that a process keeps."""
+MOST_OUTLINES = 100_000
+"""Items whose sizes a process keeps, each less than a KB: far more than it keeps processed"""
 Encode = Callable[[str], Sequence[int]]
 """Text to token ids, without special tokens of its own."""
 
@@ -49,6 +51,12 @@ class Item:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class _Outline:
+    item: Item
+    nbytes: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class Family(ABC):
         """
         self.config, self.model_name, self.settings = config, model_name, dict(settings)
         self._items = KeptItems[Item](CACHE_BYTES)
+        self._outlines = KeptItems[_Outline](MOST_OUTLINES)
         text = json.dumps([config.model_type, self.settings], sort_keys=True, default=str)
         self._fingerprint = hashlib.sha256(text.encode()).digest()
 
@@ -173,6 +182,15 @@ class Family(ABC):
             DataError: It cannot be decoded, or it has too many tokens.
         """
         return self._items.made(media.digest, lambda: self._processed(media))
+
+    def outline(self, media: Media) -> Item:
+        """It, without its data: its size alone, by which prompts are written. Raises as ``item`` does."""
+
+        def made() -> _Outline:
+            found = self.item(media)
+            return _Outline(replace(found, media=Media(media.kind, b"", media.digest), tensors={}))
+
+        return self._outlines.made(media.digest, made).item
 
     def _processed(self, media: Media) -> Item:
         with boundary(f"processing {media}", passing=(DataError, BackendError)):

@@ -37,7 +37,7 @@ from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.serving.requests import spans_of
 
 if TYPE_CHECKING:
-    from nemorl_rl.chat.conversation import Conversation
+    from nemorl_rl.chat.conversation import ChatPrompt, Conversation
     from nemorl_rl.chat.text import TextCoder
 
 
@@ -92,8 +92,9 @@ class LivePolicy:
         options: CallOptions = AS_THE_RUN,
     ) -> ChatReply:
         if holds_items(messages):  # decoding takes its time, and other episodes share this event loop
-            messages = await in_thread(self._ready, messages)
-        prompt = self._conversation.prompt(messages, tools)
+            prompt = await in_thread(self._shown_prompt, messages, tools)
+        else:
+            prompt = self._conversation.prompt(messages, tools)
         call = await self._answer(prompt.token_ids, prompt.media, options)
         is_plain = options.json_schema is not None
         reply = self._conversation.reply(prompt, call.completion, tool_choice, options.stop, is_plain=is_plain)
@@ -143,10 +144,11 @@ class LivePolicy:
         for future in running:
             future.cancel()
 
-    def _ready(self, messages: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
-        """With their images and sounds processed, those of one episode one after the other: all share the machine."""
+    def _shown_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> ChatPrompt:
+        """Images and sounds of one episode are processed one after the other: all episodes share the machine."""
+        limit = self.limits.max_sequence_tokens
         with self._processing:
-            return self._conversation.ready(messages, self.limits.max_sequence_tokens, self._require_open)
+            return self._conversation.shown_prompt(messages, tools, limit, self._require_open)
 
     async def _answer(self, token_ids: tuple[int, ...], media: tuple[Media, ...], options: CallOptions) -> Call:
         room = self.limits.max_sequence_tokens - len(token_ids)

@@ -107,13 +107,14 @@ class Conversation:
         self._tokens_by_key: dict[str, int] = {}
         self._by_calls: dict[tuple[str, ...], _Turn] = {}
 
-    def ready(
-        self, messages: Sequence[ChatMessage], limit: int, require_wanted: Callable[[], object]
-    ) -> Sequence[ChatMessage]:
-        """Messages whose images and sounds are processed, for ``prompt``, which takes no time then.
+    def shown_prompt(
+        self, messages: Sequence[ChatMessage], tools: Tools, limit: int, require_wanted: Callable[[], object]
+    ) -> ChatPrompt:
+        """``prompt`` of messages with images and sounds, which take their time.
 
         Args:
             messages: The whole history.
+            tools: As in ``prompt``.
             limit: Tokens that the prompt may have.
             require_wanted: Raises where nobody waits for the prompt.
 
@@ -123,7 +124,7 @@ class Conversation:
         """
         plain = plain_messages(messages, self._codec.family)
         process_items(plain, self._codec.family, limit, require_wanted)
-        return plain
+        return self.prompt(plain, tools)
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> ChatPrompt:
         """The tokens of a history: recognised answers as they were sampled, the rest as the template writes it.

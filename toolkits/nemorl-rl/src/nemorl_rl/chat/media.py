@@ -119,7 +119,7 @@ def process_items(
     tokens = 0
     for item in media_in(plain):
         require_wanted()
-        tokens += family.item(item).tokens
+        tokens += family.outline(item).tokens
         if tokens > limit:
             raise ContextOverflowError(tokens, limit)
 
