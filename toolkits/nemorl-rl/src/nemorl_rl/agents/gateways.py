@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from nemorl.config import Config, PlainText
+from nemorl.config import RESUMABLE, Config, PlainText
 from nemorl.errors import PluginError
 from nemorl.plugins import registry
 from pydantic import Field
@@ -150,7 +150,7 @@ class GatewayConfig(Config):
     ignored_fields: tuple[Name, ...] = ()
     """Fields of requests that are left out, with a warning the first time, whatever they ask for. For agents that
     cannot be told to omit what would be refused."""
-    max_body_mib: int = Field(MAX_BODY_BYTES // MIB, ge=1, le=64)
+    max_body_mib: Annotated[int, RESUMABLE] = Field(MAX_BODY_BYTES // MIB, ge=1, le=64)
     """Longest body of a request. Clients send all images of a conversation with each."""
 
     @property
