@@ -57,6 +57,7 @@ class ByteText:
     """Each byte is a token."""
 
     vocabulary = 256
+    kinds = ()
 
     def encode(self, text: str) -> Sequence[int]:
         return [*text.encode()]
@@ -67,7 +68,7 @@ class ByteText:
     def token(self, token_id: int) -> str:
         return self.decode([token_id])
 
-    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
+    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], limit: int) -> int:
         return sum(len(str(message["content"]).encode()) for message in messages) + len(json.dumps([*tools]))
 
 

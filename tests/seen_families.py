@@ -56,9 +56,8 @@ class Seer:
         return rendered
 
     def prompt(self, media: Sequence[Media], text: str) -> list[int]:
-        items = [self.family.item(item) for item in media]
         decode: Callable[[int], str] = self.tokenizer.convert_ids_to_tokens
-        return expanded_prompt(self.chat(media, text), items, self.family, self.encode, decode)
+        return expanded_prompt(self.chat(media, text), media, self.family, self.encode, decode)
 
     def in_vocabulary(self, ids: Sequence[int], media: Iterable[Media]) -> list[int]:
         """The ids as the model's own forward pass takes them."""

@@ -29,7 +29,7 @@ NAME_DIGITS = 12
 """Hexadecimal digits of a digest in an id: 48 bits."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Media:
     """An image or a sound, as the bytes of a file.
 

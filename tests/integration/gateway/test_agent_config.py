@@ -47,6 +47,11 @@ def test_a_program_is_told_a_name_that_is_answered(models: tuple[str, ...], name
     assert options.answers(named)
 
 
+def test_the_longest_body_is_the_configs() -> None:
+    assert GatewayOptions.of(GatewayConfig().rules).max_body_bytes == 33_554_432
+    assert GatewayOptions.of(GatewayConfig(max_body_mib=3).rules).max_body_bytes == 3_145_728
+
+
 def test_no_name_at_all_is_an_error_of_the_config() -> None:
     with pytest.raises(ConfigError, match="models"):
         validate(GatewayConfig, {"models": []}, source="test")

@@ -71,7 +71,7 @@ class Trainer:
             [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
         )
         family, decode = self.sight.family, self._tokenizer.convert_ids_to_tokens
-        ids = expanded_prompt(said, [family.item(item) for item in items], family, self.encode, decode)
+        ids = expanded_prompt(said, items, family, self.encode, decode)
         return GenerationRequest(tuple(ids), sampling, seeds, media=tuple(items))
 
     def logprobs(self, request: GenerationRequest, response: Sequence[int]) -> torch.Tensor:

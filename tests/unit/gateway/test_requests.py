@@ -154,7 +154,7 @@ def test_a_broken_tool_schema_is_named_to_the_place(talk: Any, parameters: Any, 
         ({"messages": "hello"}, "messages"),
         ({"messages": [USER, {"role": "robot", "content": ""}]}, "messages[1].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].image_url"),
         ({"messages": [{"role": "tool", "content": "3"}]}, "messages[0].tool_call_id"),
         (
             {

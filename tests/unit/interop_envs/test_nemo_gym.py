@@ -15,10 +15,15 @@ from typing import Any
 import pytest
 from gym_stand_in import AGENT, Gym, running
 from nemorl.errors import BackendError, DataError, UsageError
+from nemorl.media import Media
 from nemorl.types import Prompt, Score
 from nemorl_agents.interop.episodes_config import NemoGymConfig, NemoGymTasksConfig
 from nemorl_agents.interop.nemo_gym import NemoGym
 from nemorl_rl.agents.contract import CallLimitError
+from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.rollouts.prompts import to_prompt
+from nemorl_testing.seeing import drawing
+from pictured_talks import policy_config, url_of
 from pydantic import ValidationError
 from recorded_messages import Raises
 from scripted_policy import LIMITS, Asked, ScriptedPolicy, saying
@@ -111,6 +116,16 @@ def test_the_request_is_the_row_and_names_the_episode(environment: Callable[...,
     got = gym.got[-1]
     assert got["verifier_metadata"] == {"k": [1]}
     assert got["responses_create_params"]["metadata"] == {"extra_body": "{}", "nemorl_episode": got["_ng_rollout_id"]}
+
+
+def test_items_of_a_row_are_sent_as_data_urls(environment: Callable[..., NemoGym], gym: Gym) -> None:
+    row = asks("a", "a 0")
+    row["verifier_metadata"] = {"seen": Media("image", b"GIF89a")}
+    play(environment(), row)
+    assert gym.got[-1]["verifier_metadata"] == {"seen": "data:image/gif;base64,R0lGODlh"}
+    row["verifier_metadata"] = {"seen": object()}
+    with pytest.raises(TypeError, match="object"):
+        play(environment(), row)
 
 
 def test_a_trial_episode_tells_what_the_run_would_stumble_over(
@@ -262,6 +277,17 @@ def test_rows_begin_with_the_requests_messages(tmp_path: Path) -> None:
     assert made[0]["nemo_gym"] == ROW
     assert len(NemoGymTasksConfig(path=path, agent="other").build("train") or ()) == 1
     assert NemoGymTasksConfig(path=path).build("validation") is None
+
+
+def test_a_rows_images_are_those_of_its_prompt(tmp_path: Path) -> None:
+    shown = {"type": "input_image", "image_url": url_of(drawing(1).data), "detail": "auto"}
+    asked = [{"role": "user", "content": [shown, {"type": "input_text", "text": "what?"}]}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({**ROW, "responses_create_params": {"input": asked}}))
+    [row] = NemoGymTasksConfig(path=path).build("train") or ()
+    tokenizer = Tokenizer.of(policy_config())
+    same = {"prompt": "what?", "image": drawing(1).data}
+    assert to_prompt(row, 0, tokenizer).token_ids == to_prompt(same, 0, tokenizer).token_ids
 
 
 def test_mistakes_in_rows_are_told_with_their_line(tmp_path: Path, raises: Raises) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from nemorl.errors import BackendError, UsageError
+from nemorl.media import Media
 from nemorl_agents.interop.processes import WorkerProcess
 from recorded_messages import Raises
 
@@ -42,6 +43,10 @@ def test_answers_reach_whoever_asked(worker: WorkerProcess) -> None:
         return await asyncio.gather(*(worker.ask("echo", text=f"{n}\n") for n in range(20)))
 
     assert asyncio.run(many()) == [f"{n}\n" for n in range(20)]
+
+
+def test_an_image_in_a_question_is_a_data_url(worker: WorkerProcess) -> None:
+    assert worker.ask_now("echo", within_s=10.0, text=Media("image", b"GIF89a")) == "data:image/gif;base64,R0lGODlh"
 
 
 def test_errors_are_the_workers(worker: WorkerProcess, raises: Raises) -> None:

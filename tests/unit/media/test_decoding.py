@@ -14,7 +14,8 @@ import numpy
 import pytest
 from nemorl.errors import DataError
 from nemorl.media import Media
-from nemorl_media.decoding import MAX_BYTES, MAX_RATIO, media_of_image, media_of_url, pixels
+from nemorl_media.decoding import MAX_BYTES, MAX_RATIO, data_url, media_of_base64, media_of_image, media_of_url, pixels
+from nemorl_testing.seeing import tune
 from PIL import Image
 from recorded_messages import Raises
 
@@ -105,6 +106,27 @@ def test_a_data_url_is_the_file_in_it() -> None:
     for large in (lambda: media_of_url(too_long), lambda: media_of_image(b"\0" * (MAX_BYTES + 1))):
         with pytest.raises(DataError, match="MiB"):
             large()
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "GIF", "WEBP", "BMP", "TIFF"])
+def test_a_data_url_tells_the_type_of_the_file(form: str) -> None:
+    item = media_of_image(file_of(picture(), form))
+    url = data_url(item)
+    assert url.startswith(f"data:image/{form.lower()};base64,")
+    assert media_of_url(url) == item
+
+
+def test_a_sound_as_a_data_url_is_a_sound() -> None:
+    assert data_url(tune(1)).startswith("data:audio/wav;base64,UklGR")
+    assert media_of_url(data_url(tune(1))) == tune(1)
+    assert media_of_url(data_url(Media("audio", b"ID3"))) == Media("audio", b"ID3")
+
+
+@pytest.mark.parametrize("media_type", ["", "text/plain", "imagepng", "video/mp4", "/image"])
+def test_data_of_other_types_is_refused(media_type: str) -> None:
+    with pytest.raises(DataError):
+        media_of_base64("aGk=", media_type)
+    assert media_of_base64("aGk=", "Image/PNG") == Media("image", b"hi")
 
 
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP"])

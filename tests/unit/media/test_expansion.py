@@ -10,7 +10,6 @@ from nemorl.errors import BackendError, DataError
 from nemorl.media import Media, is_media
 from nemorl_media.decoding import pixels
 from nemorl_media.expansion import expanded_prompt
-from nemorl_media.family import Item
 from nemorl_media.slots import family_of
 from nemorl_testing.seeing import tiny_sight
 from recorded_messages import Raises
@@ -41,7 +40,7 @@ def own_processor(kind: str) -> object:
 def written(of: Seer, media: list[Media], text: str) -> list[int]:
     """Ids of a text, items as tokens of the model."""
     items = [of.family.item(item) for item in media]
-    ids = expanded_prompt(text, items, of.family, of.encode, of.tokenizer.convert_ids_to_tokens)
+    ids = expanded_prompt(text, media, of.family, of.encode, of.tokenizer.convert_ids_to_tokens)
     assert sum(map(is_media, ids)) == sum(item.tokens for item in items)
     return of.in_vocabulary(ids, media)
 
@@ -108,11 +107,20 @@ def test_crops_of_a_long_image_are_images_of_their_own() -> None:
     assert cropping.named(media[0]).digest != of.family.named(media[0]).digest  # other settings, another item
 
 
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "idefics3", "gemma3"])
+def test_an_outline_stands_for_its_item_in_a_text_and_holds_nothing_of_it(kind: str) -> None:
+    of = seer(kind)
+    media = of.media(1)
+    whole, outline = of.family.item(media), of.family.outline(media)
+    assert of.family.pieces(outline) == of.family.pieces(whole)
+    assert (outline.tokens, outline.nbytes, outline.media.data) == (whole.tokens, 0, b"")
+
+
 def test_a_text_with_other_placeholders_than_items_is_refused(raises: Raises) -> None:
     of = seer("gemma3")
-    item = of.family.item(of.media(1))
+    item = of.media(1)
 
-    def expand(text: str, *items: Item) -> list[int]:
+    def expand(text: str, *items: Media) -> list[int]:
         return expanded_prompt(text, items, of.family, of.encode, of.tokenizer.convert_ids_to_tokens)
 
     for text, items in (("none", [item]), ("<start_of_image>", []), ("<start_of_image>" * 2, [item])):

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
-from nemorl.media import Media
+from nemorl.media import Media, MediaKind
+
+from nemorl_media.kept_items import one_copy
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -25,6 +27,21 @@ MAX_RATIO = 200
 side to a size, would make them huge."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)(?:;[\w=.+-]+)*;base64,", re.ASCII)
+KINDS: Mapping[str, MediaKind] = {"image": "image", "audio": "audio"}
+STARTS: Mapping[MediaKind, Mapping[str, bytes]] = {
+    "image": {
+        "png": b"\x89PNG",
+        "jpeg": b"\xff\xd8\xff",
+        "gif": b"GIF8",
+        "webp": b"RIFF....WEBP",
+        "bmp": b"BM",
+        "tiff": rb"II\*\0|MM\0\*",
+    },
+    "audio": {"wav": b"RIFF....WAVE", "flac": b"fLaC", "ogg": b"OggS"},
+}
+"""First bytes of files, as regular expressions, by their media type"""
+UNKNOWN: Mapping[MediaKind, str] = {"image": "png", "audio": "mpeg"}
+"""Types of files that begin otherwise: whoever reads them looks for himself"""
 SENT_AS = "send a data URL (data:image/png;base64,…), or the file's bytes"
 
 
@@ -41,16 +58,40 @@ def media_of_url(url: str) -> Media:
     found = DATA_URL.match(url)
     if found is None:
         raise DataError(f"{url[:60]!r} is no data URL, and nothing is fetched from elsewhere", fix=SENT_AS)
-    encoded = url[found.end() :]
+    return media_of_base64(url[found.end() :], found["type"])
+
+
+def media_of_base64(encoded: str, media_type: str) -> Media:
+    """The item that APIs send as text.
+
+    Args:
+        encoded: Base64 of a file.
+        media_type: E.g. ``image/png``.
+
+    Raises:
+        DataError: It is no base64, too large, or neither an image nor a sound.
+    """
+    kind = KINDS.get(media_type.partition("/")[0].lower())
+    if kind is None:
+        raise DataError(f"a file of type {media_type[:60]!r}", fix="send an image or a sound")
     require_size(len(encoded) * 3 // 4)
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise DataError(f"a data URL holds no base64: {error}", fix=SENT_AS) from error
-    kind = found["type"].partition("/")[0]
-    if kind not in ("image", "audio"):
-        raise DataError(f"a data URL of type {found['type']}", fix="send an image or a sound")
-    return Media("image" if kind == "image" else "audio", data)
+        raise DataError(f"the data of {kind} is no base64: {error}", fix=SENT_AS) from error
+    return one_copy(Media(kind, data))
+
+
+def data_url(item: Media) -> str:
+    """The item as text, for JSON. Its type is told by the first bytes of the file, where these are known.
+
+    Example:
+        >>> data_url(Media("image", b"GIF89a"))
+        'data:image/gif;base64,R0lGODlh'
+    """
+    formats = (name for name, start in STARTS[item.kind].items() if re.match(start, item.data, re.DOTALL))
+    found = next(formats, UNKNOWN[item.kind])
+    return f"data:{item.kind}/{found};base64,{base64.b64encode(item.data).decode()}"
 
 
 def media_of_image(image: Any) -> Media:

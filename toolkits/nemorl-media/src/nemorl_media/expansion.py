@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nemorl.errors import DataError
+from nemorl.media import Media
 
-from nemorl_media.family import Encode, Family, Item
+from nemorl_media.family import Encode, Family
 
 Decode = Callable[[int], str]
 """A special token's id to its text."""
@@ -54,31 +55,31 @@ class Written:
         return [token for part in self.filled(encode(self.text)) for token in part]
 
 
-def written(text: str, items: Sequence[Item], family: Family, decode: Decode) -> Written:
-    """A text with its items.
+def written(text: str, media: Sequence[Media], family: Family, decode: Decode) -> Written:
+    """A text with its items. They are processed one after the other: no two of them are held for it.
 
     Args:
         text: With the placeholder of each item.
-        items: In the order of their placeholders.
+        media: Items in the order of their placeholders.
         family: Of the model.
         decode: Its tokenizer.
 
     Raises:
-        DataError: The text has other placeholders than those of the items.
+        DataError: The text has other placeholders than those of the items, or one of these cannot be read.
     """
     kinds = {decode(token): kind for kind, token in family.placeholders.items()}
     stand_ins = {kind: decode(token) for kind, token in family.stand_ins.items()}
     found = [*re.finditer("|".join(map(re.escape, kinds)), text)]
-    wanted = [item.media.kind for item in items]
+    wanted = [item.kind for item in media]
     if [kinds[one[0]] for one in found] != wanted:
         raise _unequal([kinds[one[0]] for one in found], wanted)
     parts: list[str] = []
     runs: list[range] = []
     places: list[tuple[int, int]] = []
     end = moved = 0
-    for one, item in zip(found, items, strict=True):
-        pieces = family.pieces(item)
-        shown = "".join(piece if isinstance(piece, str) else stand_ins[item.media.kind] for piece in pieces)
+    for one, item in zip(found, media, strict=True):
+        pieces = family.pieces(family.outline(item))
+        shown = "".join(piece if isinstance(piece, str) else stand_ins[item.kind] for piece in pieces)
         runs += [piece for piece in pieces if not isinstance(piece, str)]
         parts += [text[end : one.start()], shown]
         end, moved = one.end(), moved + len(shown) - len(one[0])
@@ -86,9 +87,9 @@ def written(text: str, items: Sequence[Item], family: Family, decode: Decode) ->
     return Written("".join([*parts, text[end:]]), tuple(places), tuple(runs), frozenset(family.stand_ins.values()))
 
 
-def expanded_prompt(text: str, items: Sequence[Item], family: Family, encode: Encode, decode: Decode) -> list[int]:
+def expanded_prompt(text: str, media: Sequence[Media], family: Family, encode: Encode, decode: Decode) -> list[int]:
     """Token ids of a text with items; arguments and errors are those of ``written``."""
-    return written(text, items, family, decode).ids(encode)
+    return written(text, media, family, decode).ids(encode)
 
 
 def _unequal(found: Sequence[str], wanted: Sequence[str]) -> DataError:

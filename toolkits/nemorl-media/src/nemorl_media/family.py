@@ -21,10 +21,12 @@ from nemorl.media import MAX_TOKENS, Media, MediaKind
 from nemorl_tensors.engines.rows import Rows
 from torch import Tensor, nn
 
-from nemorl_media.kept_items import KeptItems
+from nemorl_media.kept_items import KeptItems, one_copy
 
 CACHE_BYTES = 512 * 2**20
 """Of processed items that a process keeps."""
+MOST_OUTLINES = 100_000
+"""Items whose sizes a process keeps, each less than a KB: far more than it keeps processed"""
 Encode = Callable[[str], Sequence[int]]
 """Text to token ids, without special tokens of its own."""
 
@@ -49,6 +51,12 @@ class Item:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class _Outline:
+    item: Item
+    nbytes: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class Family(ABC):
         """
         self.config, self.model_name, self.settings = config, model_name, dict(settings)
         self._items = KeptItems[Item](CACHE_BYTES)
+        self._outlines = KeptItems[_Outline](MOST_OUTLINES)
         text = json.dumps([config.model_type, self.settings], sort_keys=True, default=str)
         self._fingerprint = hashlib.sha256(text.encode()).digest()
 
@@ -155,22 +164,35 @@ class Family(ABC):
     # What all families share
 
     def named(self, media: Media) -> Media:
-        """The item with the digest of what this model is shown of it: data and settings."""
+        """The item with the digest of what this model is shown of it: data and settings.
+
+        Raises:
+            DataError: The model does not know its kind.
+        """
+        if media.kind not in self.placeholders:
+            known = " and ".join(self.placeholders)
+            raise DataError(f"the model takes {known}, not {media.kind}", fix="leave it out, or use another model")
         digest = hashlib.sha256(self._fingerprint + bytes.fromhex(Media(media.kind, media.data).digest)).hexdigest()
-        return replace(media, digest=digest)
+        return one_copy(replace(media, digest=digest))
 
     def item(self, media: Media) -> Item:
         """It, processed; from memory where it was lately.
 
         Raises:
-            DataError: It cannot be decoded, the model does not know its kind, or it has too many tokens.
+            DataError: It cannot be decoded, or it has too many tokens.
         """
-        found = self._items.get(media.digest)
-        if found is not None:
-            return found
-        if media.kind not in self.placeholders:
-            known = " and ".join(self.placeholders)
-            raise DataError(f"the model takes {known}, not {media.kind}", fix="leave such rows out")
+        return self._items.made(media.digest, lambda: self._processed(media))
+
+    def outline(self, media: Media) -> Item:
+        """It, without its data: its size alone, by which prompts are written. Raises as ``item`` does."""
+
+        def made() -> _Outline:
+            found = self.item(media)
+            return _Outline(replace(found, media=Media(media.kind, b"", media.digest), tensors={}))
+
+        return self._outlines.made(media.digest, made).item
+
+    def _processed(self, media: Media) -> Item:
         with boundary(f"processing {media}", passing=(DataError, BackendError)):
             found = self.process(media)
         if not found.tokens:
@@ -180,7 +202,6 @@ class Family(ABC):
                 f"{media} makes {found.tokens} tokens, at most {MAX_TOKENS} are possible",
                 fix="lower the size in policy.media.processor, e.g. max_pixels",
             )
-        self._items.keep(media.digest, found)
         return found
 
     def tower_names(self, model: nn.Module) -> list[str]:

@@ -1,10 +1,30 @@
-"""Processed items that are kept: those used last, up to a number of bytes. Any thread may ask."""
+"""What a process keeps of items: processed ones, those used last, and of each item one copy. Any thread may ask."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
+
+from nemorl.media import Media
+
+_HELD: WeakValueDictionary[str, Media] = WeakValueDictionary()
+_HOLDING = Lock()
+
+
+def one_copy(media: Media) -> Media:
+    """The item, or the one of the same digest that somebody holds already: of an image that a conversation shows again
+    with every turn, memory holds one.
+
+    Example:
+        >>> held = one_copy(Media("image", b"..."))
+        >>> one_copy(Media("image", b"...")) is held
+        True
+    """
+    with _HOLDING:
+        return _HELD.setdefault(media.digest, media)
 
 
 class Sized(Protocol):
@@ -27,7 +47,22 @@ class KeptItems(Generic[Kept]):
         """
         self._max_bytes, self._held = max_bytes, 0
         self._items: OrderedDict[str, Kept] = OrderedDict()
-        self._lock = Lock()
+        self._lock, self._making = Lock(), Lock()
+
+    def made(self, digest: str, make: Callable[[], Kept]) -> Kept:
+        """What is kept under this digest, made now if there is none.
+
+        One is made at a time: who asks for the same one meanwhile gets it, and a decoded image may take 200 MB.
+        """
+        found = self.get(digest)
+        if found is not None:
+            return found
+        with self._making:
+            found = self.get(digest)
+            if found is None:
+                found = make()
+                self.keep(digest, found)
+            return found
 
     def get(self, digest: str) -> Kept | None:
         """What was kept under this digest, if it still is."""

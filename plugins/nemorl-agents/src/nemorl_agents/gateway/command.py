@@ -52,6 +52,7 @@ def serve(
         list[str] | None,
         typer.Option(help="A field to leave out where it would be refused. Repeat it.", show_default=False),
     ] = None,
+    max_body_mib: Annotated[int, typer.Option(min=1, help="Longest request, images and sounds included.")] = 32,
     backend: Annotated[str, typer.Option(help="Generation backend.")] = "hf",
     temperature: Annotated[float, typer.Option(min=0, help="Where a client names none. 0 is greedy.")] = 1.0,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer.")] = 1024,
@@ -106,6 +107,7 @@ def serve(
         )  # fmt: skip
         serve_tinker(TinkerSettings(settings, directory, place, key, keys), as_json=as_json)
         return
+    from nemorl_rl.agents.gateways import MIB
     from nemorl_trust.listening import allow_more_open_files
 
     from nemorl_agents.gateway.gateway import GatewayOptions
@@ -114,7 +116,7 @@ def serve(
     names = dict.fromkeys([Path(model).name or model, model, *(name or [])])
     options = GatewayOptions(
         host=host, port=port, models=tuple(names), ignored_fields=tuple(ignore_field or ()),
-        tls_certificate=tls_certificate, tls_key=tls_key, plaintext=plaintext,
+        tls_certificate=tls_certificate, tls_key=tls_key, plaintext=plaintext, max_body_bytes=max_body_mib * MIB,
     )  # fmt: skip
     sampling = {"backend": backend, "temperature": temperature, "max_new_tokens": max_new_tokens}
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -58,6 +59,8 @@ class OpenEpisode:
     def __init__(self, policy: EpisodePolicy, options: GatewayOptions) -> None:
         self.policy, self.options = policy, options
         self.traffic = Traffic()
+        self.counting = asyncio.Lock()
+        """Held while a prompt is counted, whose images take their time"""
         self.calls = Calls(options.max_concurrent_calls)
         self.histories: Newest[str, tuple[ChatMessage, ...]] = Newest(MOST_RESPONSES)
         """Messages up to each response, for ``previous_response_id``."""

@@ -11,7 +11,7 @@ from typing import Self
 
 from nemorl.errors import UsageError
 from nemorl_rl.agents.contract import EpisodePolicy
-from nemorl_rl.agents.gateways import GatewayRules
+from nemorl_rl.agents.gateways import MAX_BODY_BYTES, GatewayRules
 from nemorl_trust.audit.recording import record
 from nemorl_trust.http_server import HttpServer
 from nemorl_trust.listening import Place
@@ -20,7 +20,6 @@ from nemorl_agents.gateway.access import Access, AccessControl
 from nemorl_agents.gateway.episodes import OpenEpisode, Traffic
 from nemorl_agents.gateway.server import Server
 
-MIB = 1024 * 1024
 POLICY = "policy"
 """The name of the policy where none is given"""
 
@@ -33,8 +32,8 @@ class GatewayOptions(Place):
     """Names of models that are answered; ``*`` stands for any characters. The name is echoed and selects nothing."""
     ignored_fields: tuple[str, ...] = ()
     """Fields of bodies that are left out, whatever they ask for. For agents that cannot be told to omit them."""
-    max_body_bytes: int = 8 * MIB
-    """Longest body of a request. A million tokens of text take about half of the default."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    """Longest body of a request. Clients send the images of the whole history with each."""
     max_concurrent_calls: int = 64
     """Requests of one episode that are answered at the same time; what comes on top is told to come again."""
     body_timeout_s: float = 30.0
@@ -60,7 +59,8 @@ class GatewayOptions(Place):
     @classmethod
     def of(cls, rules: GatewayRules) -> Self:
         """At a free port of this machine; ``policy`` is answered too."""
-        return cls(models=tuple(dict.fromkeys([*rules.models, POLICY])), ignored_fields=rules.ignored_fields)
+        models = tuple(dict.fromkeys([*rules.models, POLICY]))
+        return cls(models=models, ignored_fields=rules.ignored_fields, max_body_bytes=rules.max_body_bytes)
 
 
 def _fits(model: str, pattern: str) -> bool:

@@ -209,7 +209,10 @@ class Server:
             ) from None
         if size > most:
             raise RequestError(
-                413, f"the body has more than {most:,} bytes", fix="shorten the history", code="request_too_large"
+                413,
+                f"the body has more than {most:,} bytes",
+                fix="shorten the history, send smaller images, or raise environment.gateway.max_body_mib",
+                code="request_too_large",
             )
         return b"".join(parts)
 

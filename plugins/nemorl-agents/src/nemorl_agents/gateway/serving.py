@@ -103,5 +103,6 @@ class ServedPolicy:
 def _beginning(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> bytes:
     """Equal for the calls of one conversation: its messages up to the user's first, and its tools."""
     until = next((number for number, one in enumerate(messages) if one["role"] == "user"), len(messages) - 1)
-    text = json.dumps([[*map(dict, messages[: until + 1])], [*map(dict, tools)]], sort_keys=True)
+    said = [[*map(dict, messages[: until + 1])], [*map(dict, tools)]]
+    text = json.dumps(said, sort_keys=True, default=repr)  # of an image or a sound it tells the digest
     return sha256(text.encode()).digest()

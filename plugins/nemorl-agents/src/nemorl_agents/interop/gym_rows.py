@@ -9,6 +9,7 @@ from typing import Any
 
 from nemorl.errors import DataError
 from nemorl.types import Row
+from nemorl_rl.chat.media import PARTS
 
 from nemorl_agents.interop.episodes_config import GYM_COLUMN, GYM_PARAMS
 
@@ -55,7 +56,7 @@ def _row(path: Path, number: int, line: str) -> Row:
     return {"prompt": prompt_of(params), GYM_COLUMN: task}
 
 
-def prompt_of(params: Mapping[str, Any]) -> list[dict[str, str]]:
+def prompt_of(params: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The chat that a request of the responses API begins with; its tools are the agent's to tell.
 
     >>> prompt_of({"instructions": "Be brief.", "input": "2+2?"})
@@ -65,17 +66,24 @@ def prompt_of(params: Mapping[str, Any]) -> list[dict[str, str]]:
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     turns = [{"role": "system", "content": params["instructions"]}] if params.get("instructions") else []
     turns += [
-        {"role": ROLES[item["role"]], "content": _text(item.get("content"))}
+        {"role": ROLES[item["role"]], "content": _content(item.get("content"))}
         for item in items
         if isinstance(item, Mapping) and item.get("role") in ROLES
     ]
     return turns or [{"role": "user", "content": NO_PROMPT}]
 
 
-def _text(content: Any) -> str:
+def _content(content: Any) -> str | list[dict[str, Any]]:
+    """Text, or parts where there are images or sounds among them."""
     if isinstance(content, str):
         return content
-    return "\n".join(str(part.get("text", "")) for part in content or () if isinstance(part, Mapping))
+    parts = [part for part in content or () if isinstance(part, Mapping)]
+    if not any(part.get("type") in PARTS for part in parts):
+        return "\n".join(str(part.get("text", "")) for part in parts)
+    return [
+        dict(part) if part.get("type") in PARTS else {"type": "text", "text": str(part.get("text", ""))}
+        for part in parts
+    ]
 
 
 def _agent(task: Mapping[str, Any]) -> str | None:

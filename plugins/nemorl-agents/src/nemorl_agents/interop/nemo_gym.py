@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import DataError, UsageError
+from nemorl.media import Media
 from nemorl.types import Prompt, Score
+from nemorl_media.decoding import data_url
 from nemorl_rl.agents.gateways import Access
 from nemorl_rl.agents.watched import WatchedPolicy
 from nemorl_rl.environments.loop_thread import LoopThread
@@ -107,7 +109,7 @@ class NemoGym(PlayedEpisodes):
 
     async def _run(self, url: str, body: Mapping[str, Any]) -> tuple[int, str]:
         assert self._client is not None
-        text = json.dumps(body)  # a row may hold NaN, which Python's servers read
+        text = json.dumps(body, default=url_of)  # a row may hold NaN, which Python's servers read
         answer = await self._client.post(url, content=text, headers={"Content-Type": "application/json"})
         return answer.status_code, answer.text
 
@@ -143,6 +145,17 @@ def request_of(row: Mapping[str, Any], name: str) -> dict[str, Any]:
     params = row[PARAMS]
     metadata = {**(params.get("metadata") or {}), METADATA_KEY: name}
     return {**row, PARAMS: {**params, "metadata": metadata}, ROLLOUT_ID: name}
+
+
+def url_of(value: object) -> str:
+    """An image or a sound in JSON.
+
+    Raises:
+        TypeError: It is neither, and JSON has no word for it.
+    """
+    if isinstance(value, Media):
+        return data_url(value)
+    raise TypeError(f"a {type(value).__name__} cannot be sent as JSON")
 
 
 def played(text: str, row: Mapping[str, Any]) -> Played:

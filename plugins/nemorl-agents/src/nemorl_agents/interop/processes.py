@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from nemorl.errors import BackendError, UsageError
+from nemorl.media import Media
+from nemorl_media.decoding import data_url
 
 LOG_LINES = 12
 """Of what a lost process wrote, shown in the error."""
@@ -100,7 +102,7 @@ class WorkerProcess:
         return number, answer
 
     def _write(self, question: Mapping[str, Any]) -> None:
-        line = json.dumps(question, default=str).encode() + b"\n"
+        line = json.dumps(question, default=_as_text).encode() + b"\n"
         with self._lock, suppress(OSError, ValueError):  # it has ended, of which the listener tells all who wait
             assert self._process.stdin is not None
             self._process.stdin.write(line)
@@ -139,6 +141,10 @@ class WorkerProcess:
             f"{self._what} has ended (exit code {code}){'; it wrote:' + tail if tail else ''}",
             fix="mend what it says, or try it by hand",
         )
+
+
+def _as_text(value: object) -> str:
+    return data_url(value) if isinstance(value, Media) else str(value)
 
 
 def reading(stream: IO[bytes] | None, keep: Callable[[str], None]) -> threading.Thread:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 from nemorl.contracts.environment import Environment
+from nemorl.media import MediaKind
 from nemorl_rl.agents.gateways import EpisodeGateway, start_gateway
 from nemorl_rl.environments.references import load_function
 from nemorl_rl.environments.sources import as_environment
@@ -77,13 +78,13 @@ def open_tools(config: ToolsConfig) -> OpenTools:
     limits: dict[str, Any] = {"timeout_s": config.timeout_s, "max_result_chars": config.max_result_chars}
 
     @asynccontextmanager
-    async def opened() -> AsyncIterator[Toolbox]:
+    async def opened(kinds: Collection[MediaKind]) -> AsyncIterator[Toolbox]:
         if not config.mcp:
-            yield Toolbox(functions, **limits)
+            yield Toolbox(functions, **limits, kinds=kinds)
             return
         from nemorl_agents.programs.mcp_tools import mcp_tools
 
         async with mcp_tools(config.mcp, config.timeout_s) as found:
-            yield Toolbox([*functions, *found], **limits)
+            yield Toolbox([*functions, *found], **limits, kinds=kinds)
 
     return opened

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from nemorl.contracts.environment import as_score
 from nemorl.errors import UsageError
+from nemorl.media import MediaKind
 from nemorl.types import Prompt, Score
 from nemorl_rl.agents.contract import ChatMessage, EpisodeError, EpisodePolicy
 from nemorl_rl.agents.outcomes import Ending
@@ -21,7 +22,8 @@ from nemorl_agents.programs.judging import Play
 from nemorl_agents.programs.tools import Toolbox
 
 Rollout = Callable[..., Awaitable[Any]]
-OpenTools = Callable[[], AbstractAsyncContextManager[Toolbox]]
+OpenTools = Callable[[Collection[MediaKind]], AbstractAsyncContextManager[Toolbox]]
+"""The tools of one episode, for a model that takes items of these kinds."""
 
 
 class Coroutines:
@@ -64,7 +66,7 @@ class Coroutines:
     async def _result(self, prompt: Prompt, policy: WatchedPolicy) -> tuple[Any, dict[str, float]]:
         if not self._wants_tools:
             return await self._function(prompt, policy), {}
-        async with self._open_tools() as tools:
+        async with self._open_tools(policy.text.kinds if policy.text is not None else ()) as tools:
             result = await self._function(prompt, policy, tools=tools)
         return result, {"tool_calls": float(tools.calls), "tool_errors": float(tools.errors)}
 

@@ -9,10 +9,12 @@ from typing import Any, TextIO
 
 import mcp
 from nemorl.errors import UsageError
+from nemorl_media.decoding import media_of_base64
 
 from nemorl_agents.programs.config import MCPServerConfig
 from nemorl_agents.programs.program import clean_environment
-from nemorl_agents.programs.tools import Tool, ToolError, as_text
+from nemorl_agents.programs.results import Result, as_json, text_of
+from nemorl_agents.programs.tools import Tool, ToolError
 
 
 @asynccontextmanager
@@ -68,18 +70,23 @@ async def _tools_of(client: mcp.Client) -> list[Tool]:
 
 
 def _tool(client: mcp.Client, told: Any) -> Tool:
-    async def call(given: dict[str, Any]) -> str:
+    async def call(given: dict[str, Any]) -> Result:
         result = await client.call_tool(told.name, given)
-        text = "\n".join(_text(part) for part in result.content)
+        parts = [_part(part) for part in result.content]
         if result.is_error:
-            raise ToolError(text)
-        return text or as_text(result.structured_content)
+            raise ToolError(text_of(parts))
+        if any(part["type"] != "text" for part in parts):
+            return parts
+        return text_of(parts) or as_json(result.structured_content)
 
     return Tool(told.name, told.description or "", told.input_schema, call)
 
 
-def _text(part: Any) -> str:
-    return part.text if part.type == "text" else f"[{part.type}]"
+def _part(part: Any) -> dict[str, Any]:
+    if part.type in ("image", "audio"):
+        item = media_of_base64(part.data, part.mime_type)
+        return {"type": item.kind, item.kind: item}
+    return {"type": "text", "text": part.text if part.type == "text" else f"[{part.type}]"}
 
 
 def _reason(error: BaseException) -> str:

@@ -6,15 +6,17 @@ import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError
+from nemorl.media import MediaKind
 from nemorl_rl.environments.loop_thread import in_thread
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
-from pydantic_core import to_jsonable_python
+
+from nemorl_agents.programs.results import Result, as_result, cut, seen
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
     """JSON schema of the arguments."""
-    call: Callable[[dict[str, Any]], Awaitable[str]]
+    call: Callable[[dict[str, Any]], Awaitable[Result]]
     """Arguments -> result. What it raises is told to the policy."""
 
     @property
@@ -52,12 +54,20 @@ class Toolbox:
     "error: there is no tool 'ad'. Did you mean 'add'?"
     """
 
-    def __init__(self, tools: Iterable[Tool], *, timeout_s: float = 60.0, max_result_chars: int = 20_000) -> None:
+    def __init__(
+        self,
+        tools: Iterable[Tool],
+        *,
+        timeout_s: float = 60.0,
+        max_result_chars: int = 20_000,
+        kinds: Collection[MediaKind] = (),
+    ) -> None:
         """
         Args:
             tools: Under distinct names.
             timeout_s: Of one call.
-            max_result_chars: Longer results are cut.
+            max_result_chars: Longer results are cut; images and sounds never are.
+            kinds: That the model sees or hears. Of others it is told that they are there.
 
         Raises:
             UsageError: Two have one name.
@@ -67,7 +77,7 @@ class Toolbox:
             if tool.name in self._tools:
                 raise UsageError(f"two tools are named {tool.name!r}", fix="rename one, or leave one server out")
             self._tools[tool.name] = tool
-        self._timeout_s, self._max_result_chars = timeout_s, max_result_chars
+        self._timeout_s, self._max_result_chars, self._kinds = timeout_s, max_result_chars, frozenset(kinds)
         self.calls = 0
         """Answered so far."""
         self.errors = 0
@@ -78,8 +88,8 @@ class Toolbox:
         """As OpenAI's chat completions write them: for ``policy.chat(…, tools=box.specs)``."""
         return [tool.spec for tool in self._tools.values()]
 
-    async def call(self, name: str, arguments: str) -> str:
-        """The result as text, or ``error: …``.
+    async def call(self, name: str, arguments: str) -> Result:
+        """The result as text, or as parts where it has images or sounds; or ``error: …``.
 
         Args:
             name: As the policy wrote it.
@@ -95,7 +105,7 @@ class Toolbox:
         except Exception as error:
             logging.getLogger(__name__).debug("tool %s failed", name, exc_info=True)
             return self._failed(f"{type(error).__name__}: {error}")
-        return self._cut(result)
+        return seen(result, self._kinds, self._max_result_chars)
 
     async def messages(self, tool_calls: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The answers to the calls of one message, in order; the calls run at the same time."""
@@ -108,7 +118,7 @@ class Toolbox:
             for one, result in zip(asked, results, strict=True)
         ]
 
-    async def _call(self, name: str, arguments: str) -> str:
+    async def _call(self, name: str, arguments: str) -> Result:
         tool = self._tools.get(name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
@@ -123,15 +133,12 @@ class Toolbox:
 
     def _failed(self, what: str) -> str:
         self.errors += 1
-        return self._cut(f"error: {what}")
-
-    def _cut(self, text: str) -> str:
-        left_out = len(text) - self._max_result_chars
-        return text if left_out <= 0 else f"{text[: self._max_result_chars]}… ({left_out} more characters)"
+        return cut(f"error: {what}", self._max_result_chars)
 
 
 def function_tool(function: Callable[..., Any]) -> Tool:
-    """A Python function as a tool: its name, its docstring, and its parameters by their annotations. It may be async.
+    """A Python function as a tool: its name, its docstring, and its parameters by their annotations. It may be async,
+    and return images (of Pillow, or ``nemorl.media.Media``), sounds, and lists of these and texts.
 
     Raises:
         UsageError: It has parameters that no JSON object could fill.
@@ -147,7 +154,7 @@ def function_tool(function: Callable[..., Any]) -> Tool:
     schema = model.model_json_schema()
     schema.pop("title", None)
 
-    async def call(given: dict[str, Any]) -> str:
+    async def call(given: dict[str, Any]) -> Result:
         try:
             read = model.model_validate(given)
         except ValidationError as error:
@@ -155,12 +162,7 @@ def function_tool(function: Callable[..., Any]) -> Tool:
             raise ToolError(f"wrong arguments of {name}: {problems}") from error
         arguments = {field: getattr(read, field) for field in fields}
         if inspect.iscoroutinefunction(function):
-            return as_text(await function(**arguments))
-        return as_text(await in_thread(lambda: function(**arguments)))
+            return as_result(await function(**arguments))
+        return as_result(await in_thread(lambda: function(**arguments)))
 
     return Tool(name, inspect.cleandoc(function.__doc__ or ""), schema, call)
-
-
-def as_text(result: object) -> str:
-    """Text as it is, anything else as JSON."""
-    return result if isinstance(result, str) else json.dumps(to_jsonable_python(result, fallback=str))

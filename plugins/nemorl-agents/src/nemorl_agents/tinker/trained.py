@@ -1,8 +1,8 @@
 """Models of a Tinker server on nemorl's engines: adapters on one base, and samples from snapshots of them.
 
 A training backend holds the base once, and the adapter of one model at a time in place (``SharedBase`` in
-``nemorl.contracts``). A generator holds the versions of the weights that were sampled from last; a snapshot that it does
-not hold is put in place in the trainer, which hands its weights over.
+``nemorl.contracts``). A generator holds the versions of the weights that were sampled from last. A snapshot that it
+does not hold is put in place in the trainer, which hands its weights over.
 """
 
 from __future__ import annotations

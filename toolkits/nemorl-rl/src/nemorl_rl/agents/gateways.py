@@ -10,13 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from nemorl.config import Config, PlainText
+from nemorl.config import RESUMABLE, Config, PlainText
 from nemorl.errors import PluginError
 from nemorl.plugins import registry
 from pydantic import Field
 
 from nemorl_rl.agents.contract import EpisodePolicy
 from nemorl_rl.slots import GATEWAY
+
+MIB = 2**20
+MAX_BODY_BYTES = 32 * MIB
+"""Of a request, where nothing else is said: some 80 screenshots of 300 KB as base64, or 8 million tokens of text.
+
+>>> MAX_BODY_BYTES
+33554432
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +39,8 @@ class GatewayRules:
     """Names of models that are answered, beside ``policy``; ``*`` stands for any characters."""
     ignored_fields: tuple[str, ...] = ()
     """Fields of bodies that are left out, whatever they ask for."""
+    max_body_bytes: int = MAX_BODY_BYTES
+    """Longest body of a request."""
 
 
 ANY_AGENT = GatewayRules()
@@ -140,7 +150,9 @@ class GatewayConfig(Config):
     ignored_fields: tuple[Name, ...] = ()
     """Fields of requests that are left out, with a warning the first time, whatever they ask for. For agents that
     cannot be told to omit what would be refused."""
+    max_body_mib: Annotated[int, RESUMABLE] = Field(MAX_BODY_BYTES // MIB, ge=1, le=64)
+    """Longest body of a request. Clients send all images of a conversation with each."""
 
     @property
     def rules(self) -> GatewayRules:
-        return GatewayRules(self.models, self.ignored_fields)
+        return GatewayRules(self.models, self.ignored_fields, self.max_body_mib * MIB)

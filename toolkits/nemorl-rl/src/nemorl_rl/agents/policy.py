@@ -30,12 +30,14 @@ from nemorl_rl.agents.contract import (
     ToolChoice,
 )
 from nemorl_rl.agents.record import Call
+from nemorl_rl.chat.media import holds_items
+from nemorl_rl.environments.loop_thread import in_thread
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.serving.requests import spans_of
 
 if TYPE_CHECKING:
-    from nemorl_rl.chat.conversation import Conversation
+    from nemorl_rl.chat.conversation import ChatPrompt, Conversation
     from nemorl_rl.chat.text import TextCoder
 
 
@@ -74,7 +76,7 @@ class LivePolicy:
         self.episode_id, self.limits, self.text = episode_id, limits, sampler.text
         self._sampler, self._conversation, self._seed = sampler, conversation, seed
         self._numbers = count()
-        self._lock = threading.Lock()
+        self._lock, self._processing = threading.Lock(), threading.Lock()
         self._calls: list[Call] = []
         self._rewards: dict[int, float] = {}
         """By the numbers of calls"""
@@ -89,7 +91,10 @@ class LivePolicy:
         tool_choice: ToolChoice = "auto",
         options: CallOptions = AS_THE_RUN,
     ) -> ChatReply:
-        prompt = self._conversation.prompt(messages, tools)
+        if holds_items(messages):  # decoding takes its time, and other episodes share this event loop
+            prompt = await in_thread(self._shown_prompt, messages, tools)
+        else:
+            prompt = self._conversation.prompt(messages, tools)
         call = await self._answer(prompt.token_ids, prompt.media, options)
         is_plain = options.json_schema is not None
         reply = self._conversation.reply(prompt, call.completion, tool_choice, options.stop, is_plain=is_plain)
@@ -138,6 +143,12 @@ class LivePolicy:
             running = [*self._running]
         for future in running:
             future.cancel()
+
+    def _shown_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> ChatPrompt:
+        """Images and sounds of one episode are processed one after the other: all episodes share the machine."""
+        limit = self.limits.max_sequence_tokens
+        with self._processing:
+            return self._conversation.shown_prompt(messages, tools, limit, self._require_open)
 
     async def _answer(self, token_ids: tuple[int, ...], media: tuple[Media, ...], options: CallOptions) -> Call:
         room = self.limits.max_sequence_tokens - len(token_ids)
@@ -193,6 +204,10 @@ class LivePolicy:
             return chosen
         own = {name: getattr(options, name) for name in ("temperature", "top_p", "top_k")}
         return replace(chosen, **{name: value for name, value in own.items() if value is not None})
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise self._closed_error()
 
     def _closed_error(self) -> EpisodeClosedError:
         return EpisodeClosedError(f"{self.episode_id} has ended", fix="call the policy before `rollout` returns")

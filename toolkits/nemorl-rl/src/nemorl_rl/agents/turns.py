@@ -53,12 +53,18 @@ class FreeTurns(Environment):
             scores.append(step.score)
             is_last = turn == self._max_turns - 1
             limit = policy.limits.max_sequence_tokens
-            observed = None if is_last else observation(step, told, self._tokenizer, limit)
+            observed = None if is_last else await self._observed(step, told, limit)
             if observed is None:
                 break
             told += observed.ids
             media += observed.media
         return replace(total_score(scores), turn_rewards=tuple(score.reward for score in scores))
+
+    async def _observed(self, step: Step, told: Sequence[int], limit: int) -> ShownTokens | None:
+        if isinstance(step.observation, str | None):
+            return observation(step, told, self._tokenizer, limit)
+        # Images take their time, and other episodes share this event loop.
+        return await in_thread(observation, step, told, self._tokenizer, limit)
 
     async def _step(self, episode: Episode, response: str) -> Step:
         try:

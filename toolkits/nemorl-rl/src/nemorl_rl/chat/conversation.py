@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from nemorl.types import Completion
 
 from nemorl_rl.agents.contract import ChatMessage, ChatReply, ToolChoice
 from nemorl_rl.chat.codec import ChatCodec, ParsedAnswer, Spoken, Tools
-from nemorl_rl.chat.media import media_in
+from nemorl_rl.chat.media import media_in, process_items
 from nemorl_rl.chat.messages import (
     call_ids,
     calls_key,
@@ -106,6 +106,25 @@ class Conversation:
         """By the keys of the tools and of all messages, the answer's included."""
         self._tokens_by_key: dict[str, int] = {}
         self._by_calls: dict[tuple[str, ...], _Turn] = {}
+
+    def shown_prompt(
+        self, messages: Sequence[ChatMessage], tools: Tools, limit: int, require_wanted: Callable[[], object]
+    ) -> ChatPrompt:
+        """``prompt`` of messages with images and sounds, which take their time.
+
+        Args:
+            messages: The whole history.
+            tools: As in ``prompt``.
+            limit: Tokens that the prompt may have.
+            require_wanted: Raises where nobody waits for the prompt.
+
+        Raises:
+            ContextOverflowError: The items alone have more tokens.
+            DataError: As ``prompt`` does.
+        """
+        plain = plain_messages(messages, self._codec.family)
+        process_items(plain, self._codec.family, limit, require_wanted)
+        return self.prompt(plain, tools)
 
     def prompt(self, messages: Sequence[ChatMessage], tools: Tools = ()) -> ChatPrompt:
         """The tokens of a history: recognised answers as they were sampled, the rest as the template writes it.

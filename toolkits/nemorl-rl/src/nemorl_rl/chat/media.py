@@ -6,12 +6,14 @@ placeholder; what the model's family writes in its place follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
 from nemorl.media import Media, MediaKind
+
+from nemorl_rl.agents.contract import ContextOverflowError
 
 if TYPE_CHECKING:
     from nemorl.types import Row
@@ -89,6 +91,39 @@ def media_in(messages: Iterable[Any]) -> tuple[Media, ...]:
     return tuple(part["media"] for part in _parts(messages) if isinstance(part.get("media"), Media))
 
 
+def holds_items(messages: Iterable[Any]) -> bool:
+    """Some message has a part that says it is an image or a sound."""
+    return any(part.get("type") in PARTS for part in _parts(messages))
+
+
+def process_items(
+    plain: Iterable[Any], family: Family | None, limit: int, require_wanted: Callable[[], object] = lambda: None
+) -> None:
+    """Have the items of a prompt processed, one after the other, so that whoever writes it finds them.
+
+    A file of 7 KB may hold an image that takes ten seconds, and a body thousands of them: those of a prompt that is too
+    long, or that nobody waits for any more, are left alone.
+
+    Args:
+        plain: Messages in one form.
+        family: Of the model.
+        limit: Tokens that the prompt may have.
+        require_wanted: Raises where nobody waits for the prompt; asked before each item.
+
+    Raises:
+        ContextOverflowError: The items alone have more tokens.
+        DataError: One of them cannot be read.
+    """
+    if family is None:
+        return
+    tokens = 0
+    for item in media_in(plain):
+        require_wanted()
+        tokens += family.outline(item).tokens
+        if tokens > limit:
+            raise ContextOverflowError(tokens, limit)
+
+
 def part_of(part: Mapping[str, Any], family: Family | None, number: int) -> dict[str, Any]:
     """A part of message ``number`` that holds an item, in one form.
 
@@ -121,7 +156,7 @@ def written(text: str, messages: Iterable[Any], tokenizer: Tokenizer) -> Written
         return None
     from nemorl_media import expansion
 
-    return expansion.written(text, [family.item(item) for item in media], family, tokenizer.token)
+    return expansion.written(text, media, family, tokenizer.token)
 
 
 def with_items(text: str, messages: Iterable[Any], tokenizer: Tokenizer) -> list[int]:
@@ -148,11 +183,13 @@ def _settled(given: Any, kind: MediaKind, family: Family) -> Media:
     from nemorl_media.audio import media_of_sound
     from nemorl_media.decoding import media_of_image
 
-    if isinstance(given, Media):
-        return family.named(given)
     if isinstance(given, Mapping) and isinstance(given.get("url"), str):  # {"image_url": {"url": …}}
         given = given["url"]
-    return family.named(media_of_image(given) if kind == "image" else media_of_sound(given))
+    if not isinstance(given, Media):
+        given = media_of_image(given) if kind == "image" else media_of_sound(given)
+    if given.kind != kind:
+        raise DataError(f"{given} stands where an {kind} is said to be", fix="name its kind in the type of the part")
+    return family.named(given)
 
 
 def _in_one_form(messages: Any, family: Family | None) -> list[Any]:

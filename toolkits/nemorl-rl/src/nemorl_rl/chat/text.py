@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
+from nemorl.media import MediaKind
+
 from nemorl_rl.agents.contract import ChatMessage
 from nemorl_rl.chat.codec import ChatCodec
+from nemorl_rl.chat.media import process_items
 from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.data.tokenizer import Tokenizer
 
@@ -20,6 +23,11 @@ class TextCoder(Protocol):
         """Token ids are below this."""
         ...
 
+    @property
+    def kinds(self) -> Collection[MediaKind]:
+        """Of images and sounds those that the model takes; none where it reads text alone."""
+        ...
+
     def encode(self, text: str) -> Sequence[int]: ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -30,8 +38,12 @@ class TextCoder(Protocol):
         """One token, a special one too. Bytes that are no character by themselves are ``\\ufffd``."""
         ...
 
-    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-        """Tokens of a prompt, as the model's template writes it."""
+    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], limit: int) -> int:
+        """Tokens of a prompt, as the model's template writes it.
+
+        Raises:
+            ContextOverflowError: Its images and sounds alone have more than ``limit``.
+        """
         ...
 
 
@@ -45,6 +57,11 @@ class TokenizerText:
     def vocabulary(self) -> int:
         return len(self._tokenizer.inner)
 
+    @cached_property
+    def kinds(self) -> Collection[MediaKind]:
+        family = self._codec.family
+        return frozenset[MediaKind]() if family is None else frozenset(family.placeholders)
+
     def encode(self, text: str) -> Sequence[int]:
         return self._tokenizer.encode(text)
 
@@ -54,5 +71,7 @@ class TokenizerText:
     def token(self, token_id: int) -> str:
         return self._tokenizer.token(token_id)
 
-    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-        return len(self._codec.render(plain_messages(messages), tuple(tools)))
+    def count(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]], limit: int) -> int:
+        plain = plain_messages(messages, self._codec.family)
+        process_items(plain, self._codec.family, limit)
+        return len(self._codec.render(plain, tuple(tools)))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from nemorl_rl.agents.contract import ToolChoice
+from nemorl_rl.environments.loop_thread import in_thread
 
 from nemorl_agents.gateway.apis.anthropic_blocks import blocks_of, history_of
 from nemorl_agents.gateway.apis.base import ErrorWords, Question, Said, ask, event, new_id, pieces
@@ -46,7 +47,10 @@ class AnthropicErrors:
 
 PROMPT: Mapping[str, Field] = {
     "model": honoured("one of the served names; echoed"),
-    "messages": honoured("blocks of text, tool_use, tool_result and thinking; the last message is not the assistant's"),
+    "messages": honoured(
+        "blocks of text, tool_use, tool_result and thinking, of users and tools also images; the last message is not "
+        "the assistant's"
+    ),
     "system": honoured("a text, or blocks of text"),
     "tools": honoured("those with an `input_schema`, which the agent runs"),
     "tool_choice": honoured("`any` and a named tool are served as `auto`, and violations are counted"),
@@ -105,7 +109,10 @@ class CountTokens:
 
     async def answer(self, body: Mapping[str, Any], episode: OpenEpisode) -> Answer:
         question = question_of(body)
-        return Answer({"input_tokens": episode.text.count(question.messages, question.tools)})
+        limit = episode.policy.limits.max_sequence_tokens
+        async with episode.counting:
+            tokens = await in_thread(episode.text.count, question.messages, question.tools, limit)
+        return Answer({"input_tokens": tokens})
 
 
 def _format(body: Mapping[str, Any]) -> tuple[str, Any]:

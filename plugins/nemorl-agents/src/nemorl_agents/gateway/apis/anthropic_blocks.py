@@ -8,7 +8,8 @@ from typing import Any
 
 from nemorl_rl.agents.contract import ChatMessage
 
-from nemorl_agents.gateway.apis.base import Said, messages_at, plain_text
+from nemorl_agents.gateway.apis.base import Said, messages_at
+from nemorl_agents.gateway.apis.contents import Part, content_of, joined, part_of, plain_text
 from nemorl_agents.gateway.body import list_at, object_at, shown, text_at
 from nemorl_agents.gateway.errors import RequestError, bad_field, unsupported
 
@@ -81,24 +82,24 @@ def _of_assistant(blocks: list[tuple[Mapping[str, Any], str]]) -> ChatMessage:
 
 
 def _of_others(role: str, blocks: list[tuple[Mapping[str, Any], str]]) -> Iterator[ChatMessage]:
-    texts: list[str] = []
+    parts: list[Part] = []
     for block, place in blocks:
-        kind = block.get("type")
-        if kind == "text":
-            texts.append(text_at(block.get("text"), f"{place}.text"))
-        elif kind == "tool_result" and role == "user":
-            if texts:
-                yield {"role": role, "content": "\n".join(texts)}
-                texts = []
+        if block.get("type") == "tool_result" and role == "user":
+            if parts:
+                yield {"role": role, "content": joined(parts)}
+                parts = []
             yield {
                 "role": "tool",
-                "content": plain_text(block.get("content") or "", f"{place}.content"),
+                "content": content_of(block.get("content") or "", f"{place}.content"),
                 "tool_call_id": text_at(block.get("tool_use_id"), f"{place}.tool_use_id"),
             }
-        else:
-            raise _not_served(kind, place, "text and tool_result" if role == "user" else "text")
-    if texts or not blocks:
-        yield {"role": role, "content": "\n".join(texts)}
+            continue
+        part = part_of(block, place)
+        if part is None or (part["type"] != "text" and role != "user"):
+            raise _not_served(block.get("type"), place, "text, image and tool_result" if role == "user" else "text")
+        parts.append(part)
+    if parts or not blocks:
+        yield {"role": role, "content": joined(parts)}
 
 
 def _not_served(kind: Any, place: str, served: str) -> RequestError:

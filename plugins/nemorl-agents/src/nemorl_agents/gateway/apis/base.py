@@ -13,7 +13,7 @@ from nemorl.types import Completion
 from nemorl_rl.agents.contract import CallOptions, ChatMessage, ChatReply, ConstraintError, ToolChoice
 from nemorl_rl.chat.text import TextCoder
 
-from nemorl_agents.gateway.body import kind, list_at, object_at, text_at
+from nemorl_agents.gateway.body import list_at
 from nemorl_agents.gateway.calls import Answer
 from nemorl_agents.gateway.episodes import OpenEpisode
 from nemorl_agents.gateway.errors import RequestError, TooLongError, bad_field, unsupported
@@ -137,29 +137,6 @@ async def all_of(works: Sequence[Awaitable[T]]) -> list[T]:
 
 
 # Messages
-
-
-PARTS = ("text", "input_text", "output_text")
-"""Parts of a content that are text, under their names in the APIs."""
-
-
-def plain_text(content: Any, place: str) -> str:
-    """The text of a content: a string, or parts of text, which a line break separates."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise bad_field(place, f"must be a string or a list of parts, not {kind(content)}")
-    return "\n".join(_part(part, f"{place}[{number}]") for number, part in enumerate(content))
-
-
-def _part(value: Any, place: str) -> str:
-    part = object_at(value, place)
-    name = part.get("type")
-    if name == "refusal":
-        return text_at(part.get("refusal"), f"{place}.refusal")
-    if name not in PARTS:
-        raise unsupported(f"{place}.type", f"{name!r} is not served", fix="the policy reads text: send parts of text")
-    return text_at(part.get("text"), f"{place}.text")
 
 
 def messages_at(value: Any, place: str) -> list[Any]:

@@ -21,8 +21,8 @@ from nemorl_agents.gateway.apis.base import (
     messages_at,
     new_id,
     pieces,
-    plain_text,
 )
+from nemorl_agents.gateway.apis.contents import content_of, plain_text
 from nemorl_agents.gateway.apis.formats import require_no_calls, schema_of
 from nemorl_agents.gateway.apis.tools import (
     only_functions,
@@ -46,7 +46,9 @@ class ChatCompletions:
     errors: ClassVar[ErrorWords] = OpenAIErrors()
     fields: ClassVar[Mapping[str, Field]] = {
         "model": honoured("one of the served names; echoed"),
-        "messages": honoured("text only; roles system, developer (as system), user, assistant, tool"),
+        "messages": honoured(
+            "roles system, developer (as system), user, assistant, tool; of users and tools also images and sounds"
+        ),
         "tools": honoured("functions; `strict` is not enforced"),
         "tool_choice": honoured("`required` and a named tool are served as `auto`, and violations are counted"),
         "parallel_tool_calls": honoured("`false` is not enforced; violations are counted"),
@@ -125,7 +127,8 @@ def chat_message(value: Any, place: str) -> ChatMessage:
         raise bad_field(f"{place}.role", f"{shown(message['role'])} is no role", fix=f"roles are {', '.join(ROLES)}")
     content = message.get("content")
     kept: dict[str, Any] = {"role": role}
-    kept["content"] = plain_text(content, f"{place}.content") if content is not None else None
+    read = content_of if role in ("user", "tool") else plain_text
+    kept["content"] = read(content, f"{place}.content") if content is not None else None
     if role == "assistant":
         return {**kept, **_of_assistant(message, place)}
     if content is None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from nemorl_rl.agents.contract import ChatMessage
 
-from nemorl_agents.gateway.apis.base import Said, messages_at, new_id, plain_text
+from nemorl_agents.gateway.apis.base import Said, messages_at, new_id
 from nemorl_agents.gateway.apis.chat import ROLES
+from nemorl_agents.gateway.apis.contents import content_of, plain_text
 from nemorl_agents.gateway.body import list_at, object_at, shown, text_at
 from nemorl_agents.gateway.errors import bad_field, unsupported
 
@@ -40,7 +41,7 @@ class History:
         elif kind == "function_call":
             self._turn(has=()).setdefault("tool_calls", []).append(_call(item, place))
         elif kind == "function_call_output":
-            content = plain_text(item.get("output"), f"{place}.output")
+            content = content_of(item.get("output"), f"{place}.output")
             self._messages.append(
                 {"role": "tool", "content": content, "tool_call_id": text_at(item.get("call_id"), f"{place}.call_id")}
             )
@@ -53,7 +54,8 @@ class History:
         if role is None or role == "tool":
             roles = ", ".join(name for name in ROLES if name != "tool")
             raise bad_field(f"{place}.role", f"{shown(item['role'])} is no role", fix=f"roles are {roles}")
-        content = plain_text(item.get("content"), f"{place}.content")
+        read = content_of if role == "user" else plain_text
+        content = read(item.get("content"), f"{place}.content")
         if role == "assistant":
             self._turn(has=("content", "tool_calls"))["content"] = content
         else:

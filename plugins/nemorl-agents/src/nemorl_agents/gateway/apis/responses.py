@@ -34,7 +34,10 @@ class Responses:
     errors: ClassVar[ErrorWords] = OpenAIErrors(names_events=True)
     fields: ClassVar[Mapping[str, Field]] = {
         "model": honoured("one of the served names; echoed"),
-        "input": honoured("a text, or messages, reasoning, function calls and their outputs"),
+        "input": honoured(
+            "a text, or messages, reasoning, function calls and their outputs; of users and functions also images and "
+            "sounds"
+        ),
         "instructions": honoured("the system message of this call"),
         "previous_response_id": honoured("one of the episode's last 256 responses"),
         "store": honoured("`false`: the response cannot be gone on from"),
@@ -55,7 +58,7 @@ class Responses:
         "prompt": refused("send the prompt itself: `instructions` and `input`"),
         "context_management": refused("shorten the history in the agent", []),
         "moderation": refused("leave it out: nothing is moderated"),
-        "image": refused("the policy reads and writes text"),
+        "image": refused("the policy writes text"),
         "access_programs": refused("leave it out"),
         "background_options": refused("leave it out: wait for the answer"),
         "reasoning": ignored("the policy reasons as it was trained to"),
