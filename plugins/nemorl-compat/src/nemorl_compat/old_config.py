@@ -155,7 +155,7 @@ class OldConfig:
         return (
             bool(self.media_kinds)
             or MEDIA_PROCESSOR in processors
-            or bool(self.get("policy.is_vlm"))
+            or bool(self.get("policy.is_vlm") and self.get("env.should_use_nemo_gym"))
             or isinstance(self.get("policy.tokenizer.video"), Mapping)
         )
 
