@@ -269,6 +269,7 @@ VERDICTS = {
 files beside the project it has one, of either commit."""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not RECIPES, reason="no configs of NeMo RL here (NEMO_RL_CONFIGS)")
 def test_each_recipe_loads_or_is_refused_for_what_is_missing() -> None:
     known: dict[Path, dict[str, Any]] = {}
