@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from nemorl.config import load_config
 from nemorl_compat import legacy_yaml
-from nemorl_compat.features import MEDIA, MEDIA_ON_MEGATRON
+from nemorl_compat.features import FILMS, MEDIA_FAMILY, MEDIA_ON_MEGATRON
 from nemorl_compat.migration import Migration, migrate
-from nemorl_compat.old_config import OldConfig
+from nemorl_compat.old_config import OldConfig, is_fragment
 from whole_configs import put, whole
 
 FORM = {"name": "format", "tags": ["think", "answer"], "credit": "elements", "shares": {"think": 0.25, "answer": 0.75}}
+EXPERTS, WORDS = "expert parallelism of dtensor", "words that are never generated"
 FORM_AND_ANSWER = [{"name": "format", "weight": 0.2}, {"name": "exact_alnum", "weight": 0.8}]
 
 
@@ -113,35 +114,53 @@ def test_reward_functions_of_an_environment_that_is_not_used_change_nothing() ->
     assert outcome(found, "env.geometry3k.reward_functions")[0] == "neutral"
 
 
+SEES, HEARS = "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen/Qwen2-Audio-7B-Instruct"
 CLEVR = {"dataset_name": "clevr-cogent", "split": "train"}
 
 
 @pytest.mark.parametrize(
-    ("train", "data"),
+    ("model", "train", "data"),
     [
-        (CLEVR, {"preset": "CLEVR-CoGenT", "split": "train", "prompt_template": "{prompt}"}),
+        (SEES, CLEVR, {"preset": "CLEVR-CoGenT", "split": "train", "prompt_template": "{prompt}"}),
         (
-            {"dataset_name": "clevr_cogent", "split": "valB"},
-            {"preset": "clevr-cogent-valB", "prompt_template": "{prompt}"},
+            SEES,
+            {"dataset_name": "clevr_cogent", "split": "valB"},  # all its rows are in the hub's split `train`
+            {"preset": "clevr-cogent-valB", "split": "train", "prompt_template": "{prompt}"},
         ),
-        ({"dataset_name": "geometry3k"}, {"preset": "Geometry3K", "prompt_template": "{prompt}"}),
-        ({"dataset_name": "avqa", "split_validation_size": 0.1}, {"preset": "AVQA", "validation_fraction": 0.1}),
+        (SEES, {"dataset_name": "geometry3k"}, {"preset": "Geometry3K", "prompt_template": "{prompt}"}),
+        (HEARS, {"dataset_name": "avqa", "split_validation_size": 0.1}, {"preset": "AVQA", "validation_fraction": 0.1}),
         (
+            SEES,
             {"dataset_name": "mmpr-tiny", "download_dir": "results/mmpr", "split_validation_size": 0.008, "seed": 42},
             {"preset": "MMPR-Tiny", "media_folder": "results/mmpr", "validation_fraction": 0.008, "seed": 42},
         ),
-        ({"dataset_name": "daily-omni"}, {"preset": "Daily-Omni", "media_folder": "media/dailyomni"}),
-        ({"dataset_name": "audiomcq"}, {"preset": "AudioMCQ", "media_folder": "media/audiomcq"}),
+        (HEARS, {"dataset_name": "audiomcq"}, {"preset": "AudioMCQ", "media_folder": "media/audiomcq"}),
         (
+            SEES,
             {"dataset_name": "refcoco"},
             {"preset": "RefCOCO", "media_folder": "media/refcoco", "prompt_template": "{prompt}"},
         ),
     ],
 )
-def test_datasets_are_presets(train: dict[str, Any], data: dict[str, Any]) -> None:
-    found = migrated(data__train=train, data__validation=None)
+def test_datasets_are_presets(model: str, train: dict[str, Any], data: dict[str, Any]) -> None:
+    vlm = {"processor": "vlm_hf_data_processor", "env_name": "math", "prompt_file": None}
+    found = migrated(policy__model_name=model, data__train=train, data__validation=None, data__default=vlm)
+    assert found.is_complete, found.features
     assert found.config["data"] == {"name": "preset", "chat": True, **data}
-    assert list(found.features) == [MEDIA]
+    assert outcome(found, "data.default.processor")[0] == "neutral"
+
+
+def test_a_dataset_with_films_is_refused_for_them() -> None:
+    found = migrated(
+        policy__model_name="Qwen/Qwen2.5-Omni-7B",
+        data__train={"dataset_name": "daily-omni"},
+        data__validation=None,
+        policy__tokenizer={"video": {"num_frames": 32}},
+    )
+    assert found.features == [FILMS]
+    assert outcome(found, "policy.tokenizer.video.num_frames") == ("missing", FILMS)
+    shown_images = migrated(policy__model_name=SEES, data__train=CLEVR, policy__tokenizer={"video": {"num_frames": 32}})
+    assert outcome(shown_images, "policy.tokenizer.video.num_frames")[0] == "neutral"
 
 
 def test_a_split_that_is_a_dataset_of_its_own_is_validated_on() -> None:
@@ -149,25 +168,66 @@ def test_a_split_that_is_a_dataset_of_its_own_is_validated_on() -> None:
     assert found.config["validation"]["data"]["preset"] == "clevr-cogent-valA"
 
 
+@pytest.mark.parametrize(
+    ("data", "train", "held_out"),
+    [
+        # f0b1a91d, prepare_clevr_cogent_dataset: each split came with the scenes to validate on
+        ({"dataset_name": "clevr-cogent", "split": "trainA"}, ("CLEVR-CoGenT", "train"), "clevr-cogent-valA"),
+        ({"dataset_name": "clevr-cogent", "split": "trainB"}, ("CLEVR-CoGenT", "train"), "clevr-cogent-valB"),
+        ({"dataset_name": "clevr-cogent"}, ("CLEVR-CoGenT", None), "clevr-cogent-valA"),
+        ({"dataset_name": "geometry3k", "split": "train"}, ("Geometry3K", "train"), None),
+        ({"dataset_name": "refcoco", "split": "default"}, ("RefCOCO", "train"), None),
+    ],
+)
+def test_until_january_datasets_came_with_rows_to_validate_on(
+    data: dict[str, Any], train: tuple[str, str | None], held_out: str | None
+) -> None:
+    found = migrated("january", policy__model_name=SEES, data=data).config
+    assert (found["data"]["preset"], found["data"].get("split")) == train
+    if held_out is None:
+        assert found["data"]["validation_split"] == "validation"
+    else:
+        assert found["validation"]["data"]["preset"] == held_out
+    assert found["validation"].get("every") != 0  # which would turn validation off
+
+
+def test_an_evaluation_of_sounds_reads_the_split_that_it_names() -> None:
+    audio = {"dataset_name": "TwinkStart/MMAU", "split": "v05.15.25", "prompt_file": None, "env_name": "vlm"}
+    found = migrated(
+        "eval",
+        generation__model_name="Qwen/Qwen2.5-Omni-3B",
+        tokenizer__name="Qwen/Qwen2.5-Omni-3B",
+        data=audio,
+        env={"vlm": {"num_workers": 8, "reward_functions": [{"name": "exact_alnum", "weight": 1.0}]}},
+    )
+    assert found.is_complete, found.features
+    assert found.config["data"] == {"name": "preset", "preset": "MMAU", "validation_split": "v05.15.25", "chat": True}
+    assert found.config["environment"] == {"name": "exact_alnum"}
+    load_config(found.config, for_cluster=True)
+
+
 def test_on_megatron_images_are_refused_by_name() -> None:
-    assert MEDIA_ON_MEGATRON in migrated("megatron", data__train=CLEVR, data__validation=None).features
-    assert MEDIA_ON_MEGATRON in migrated("megatron", policy__is_vlm=True).features
+    assert migrated("megatron", data__train=CLEVR, data__validation=None).features == [MEDIA_ON_MEGATRON]
+    gym = {"policy__is_vlm": True, "env__should_use_nemo_gym": True}
+    assert MEDIA_ON_MEGATRON in migrated("megatron", **gym).features
+    assert MEDIA_ON_MEGATRON not in migrated("megatron", policy__is_vlm=True).features  # read by NeMo-Gym alone
     assert MEDIA_ON_MEGATRON not in migrated("grpo", data__train=CLEVR, data__validation=None).features
     assert MEDIA_ON_MEGATRON not in migrated("megatron").features
 
 
-FREEZE = "policy.dtensor_cfg.automodel_kwargs.freeze_config"
-
-
-def test_frozen_towers_mean_nothing_to_a_run_on_text() -> None:
-    frozen = {"freeze_vision_tower": True, "freeze_audio_tower": True, "freeze_language_model": False}
-    found = migrated(policy__dtensor_cfg__automodel_kwargs={"freeze_config": frozen})
-    assert found.is_complete, found.features
-    assert outcome(found, f"{FREEZE}.freeze_vision_tower")[0] == "neutral"
-    with_images = migrated(
-        data__train=CLEVR, data__validation=None, policy__dtensor_cfg__automodel_kwargs={"freeze_config": frozen}
-    )
-    assert outcome(with_images, f"{FREEZE}.freeze_vision_tower") == ("missing", MEDIA)
+def test_chat_templates_of_a_tokenizer_are_not_read_where_the_processor_writes() -> None:
+    """NeMo RL sets them on the tokenizer and lets the processor write, which has a template of its own."""
+    template = "{{ messages[0].content.strip() }}"  # of a list of parts it would be an error
+    given = {"chat_template": template, "chat_template_kwargs": {"enable_thinking": False}}
+    found = migrated(policy__model_name=SEES, data__train=CLEVR, policy__tokenizer=given)
+    assert "tokenizer" not in found.config["policy"]
+    for key in ("chat_template", "chat_template_kwargs.enable_thinking"):
+        assert outcome(found, f"policy.tokenizer.{key}") == ("neutral", "unread")
+    # The processor of Qwen3.5 has none, and is given that of the tokenizer.
+    other = migrated(policy__model_name="Qwen/Qwen3.5-9B", data__train=CLEVR, policy__tokenizer=given)
+    assert other.config["policy"]["tokenizer"]["chat_template"] == template
+    text = migrated(policy__model_name=SEES, policy__tokenizer=given)
+    assert text.config["policy"]["tokenizer"]["chat_template"] == template
 
 
 def test_limits_of_images_reach_the_engine_from_where_nemo_rl_reads_them() -> None:
@@ -192,17 +252,39 @@ RECIPES = [
 ]
 
 
+VERDICTS = {
+    "vlm_grpo_3B.yaml": [],
+    "vlm_grpo-qwen2.5-vl-3b-instruct-clevr-1n4g-dtensor2tp1.v1.yaml": [],
+    "vlm_grpo-qwen2.5-vl-3b-instruct-clevr-1n8g-dtensor2tp1.v1.yaml": [],
+    "sft_vlm_3B.yaml": [],
+    "mmau.yaml": [],
+    "sft_avlm.yaml": ["data with audio for a model that takes image", FILMS],
+    "daily_omni.yaml": [FILMS],
+    "vlm_grpo-gemma4-e4b-geo3k-1n8g-automodel.yaml": [MEDIA_FAMILY],
+    "vlm_grpo-qwen3.5-35ba3b-geo3k-2n8g-automodel-ep16.yaml": [EXPERTS],
+    "vlm_grpo-nemotron-omni-30ba3b-clevr-1n8g-automodel-ep8.v1.yaml": [MEDIA_FAMILY, EXPERTS, WORDS],
+    "vlm_grpo-nemotron-omni-30ba3b-mmpr-4n8g-automodel-ep8.v1.yaml": [MEDIA_FAMILY, EXPERTS, WORDS],
+}
+"""All configs of NeMo RL's repository at 7ea279ab that train on, or are evaluated on, media without Megatron; of the
+files beside the project it has one, of either commit."""
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not RECIPES, reason="no configs of NeMo RL here (NEMO_RL_CONFIGS)")
-def test_of_the_recipes_those_on_megatron_are_refused_for_that_and_the_others_for_images_alone() -> None:
+def test_each_recipe_loads_or_is_refused_for_what_is_missing() -> None:
     known: dict[Path, dict[str, Any]] = {}
-    counts = {True: 0, False: 0}
+    found: dict[bool, list[str]] = {True: [], False: []}
     for path in RECIPES:
         data = legacy_yaml.read(path, known)
-        old = OldConfig(data)
-        if old.asks_for_media:
-            is_megatron = bool(old.get("policy.megatron_cfg.enabled"))
-            counts[is_megatron] += 1
-            features = migrate(data, folders=(path.parents[2], *path.parents)).features
-            assert (MEDIA_ON_MEGATRON in features) == is_megatron, path
-            assert MEDIA in features, path
-    assert counts[True] > counts[False] > 0
+        if is_fragment(data) or not (old := OldConfig(data)).asks_for_media:
+            continue
+        is_megatron = bool(old.get("policy.megatron_cfg.enabled"))
+        made = migrate(data, folders=(path.parents[2], *path.parents))
+        found[is_megatron].append(path.name)
+        assert (MEDIA_ON_MEGATRON in made.features) == is_megatron, path
+        if not is_megatron:
+            assert made.features == VERDICTS[path.name], path
+            if made.is_complete:
+                load_config(made.config, for_launch=True, for_cluster=True)
+    assert "vlm_grpo_3B.yaml" in found[False]
+    assert len(found[True]) > 5

@@ -217,7 +217,7 @@ def test_a_loss_that_is_allowed_is_told(tmp_path: Path) -> None:
         ("grpo", {"env.math.num_wokers": 3}, "", "unknown", "num_workers"),
         ("grpo", {"policy.draft": None}, "", "neutral", "inactive"),
         ("grpo", {"policy.megatron_cfg.optimizer": {}}, "", "neutral", "inactive"),
-        ("grpo", {"policy.is_vlm": True}, "", "missing", "images"),
+        ("grpo", {"policy.is_vlm": True}, "", "neutral", "unread"),
         ("grpo", {"loss_fn.disable_ppo_ratio": True}, "", "missing", "without the ratio"),
         ("grpo", {"logger.other_enabled": True}, "", "unknown", ""),
         ("grpo", {"policy.max_total_sequence_lenght": 1}, "", "unknown", "max_total_sequence_length"),

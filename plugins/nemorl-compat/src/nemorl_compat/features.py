@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-MEDIA = "images and audio"
 MEDIA_ON_MEGATRON = "images and audio on Megatron"
+MEDIA_FAMILY = "images and audio for a model of no known family (docs/media.md lists them)"
+MEDIA_TENSOR_PARALLEL = "tensor parallelism of a model that sees or hears (FSDP shards it: `tensor_parallel_size: 1`)"
+MEDIA_VALUES = "images and audio for models that give values or rewards"
+MEDIA_FILES = "conversations that name files of images, sounds and films (general-conversation-jsonl)"
+FILMS = "films (their frames can be given as images)"
 GYM = "NeMo-Gym environments"
 
 ENVIRONMENTS: Mapping[str, str] = {
@@ -23,15 +27,14 @@ ENGINES: Mapping[str, str] = {
 }
 PROCESSORS: Mapping[str, str] = {
     "nemo_gym_data_processor": GYM,
-    "vlm_hf_data_processor": MEDIA,
     "kd_data_processor": "distillation between tokenizers by a projection matrix "
     "(nemorl has GOLD, `teacher.align: text`)",
 }
 OPTIONS: Mapping[str, str] = {
-    "video": MEDIA,
-    "media": MEDIA,
-    "num_frames": MEDIA,
-    "allowed_problem_types": MEDIA,
+    "video": FILMS,
+    "media": MEDIA_FILES,
+    "num_frames": FILMS,
+    "allowed_problem_types": FILMS,
     "characters_per_sample": "raw text as a dataset (arrow_text)",
     "data_files": "raw text as a dataset (arrow_text)",
     "text_key": "raw text as a dataset (arrow_text)",
@@ -57,26 +60,15 @@ def feature_of(kind: str, key: str, value: Any) -> str | None:
 DATASETS: Mapping[str, str] = {
     "NemoGymDataset": GYM,
     "arrow_text": "raw text as a dataset (arrow_text)",
-    **dict.fromkeys(
-        ("general-conversation-jsonl", "intent-train", "intent-bench"), MEDIA,
-    ),
-}  # fmt: skip
+    "general-conversation-jsonl": MEDIA_FILES,
+    "intent-train": FILMS,
+    "intent-bench": FILMS,
+}
 """Datasets that no preset can give, and why."""
-MEDIA_DATASETS = frozenset(
-    [
-        *(
-            "clevrcogent",
-            "geometry3k",
-            "refcoco",
-            "mmprtiny",
-            "avqa",
-            "audiomcq",
-            "dailyomni",
-            "mmau",
-            "twinkstartmmau",
-        ),
-        *("intenttrain", "intentbench"),
-    ]
-)
-"""Datasets with images, sounds or videos, in small letters and digits only."""
+MEDIA_DATASETS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("clevrcogent", "geometry3k", "refcoco", "mmprtiny"), ("image",)),
+    **dict.fromkeys(("avqa", "audiomcq", "mmau", "twinkstartmmau"), ("audio",)),
+    **dict.fromkeys(("dailyomni", "intenttrain", "intentbench"), ("audio", "video")),
+}
+"""What datasets show, by their names in small letters and digits only."""
 MEDIA_PROCESSOR = "vlm_hf_data_processor"

@@ -244,7 +244,7 @@ def _trimmed(tree: Mapping[str, Any], defaults: Mapping[str, Any], path: str = "
             value = _trimmed(value, default, where)  # noqa: PLW2901
         elif where not in ("algorithm", "model", "teacher.model") and _same(value, default):
             continue
-        if value not in ({}, [], ()):
+        if value != {}:  # an empty list that is not the default says something
             kept[key] = value
     return kept
 

@@ -12,6 +12,7 @@ from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError
 
 from nemorl_compat.features import MEDIA_DATASETS, MEDIA_PROCESSOR
+from nemorl_compat.seeing import seeing_model
 from nemorl_compat.systems import NEMO_RL, NEMORL, seems_from
 
 FAMILIES = ("grpo", "ppo", "sft", "dpo", "rm", "distillation", "eval")
@@ -150,17 +151,37 @@ class OldConfig:
     @property
     def asks_for_media(self) -> bool:
         """Images, sounds or videos are part of the prompts."""
-        places = [self.get(f"data{part}") for part in ("", ".default", ".train", ".validation")]
-        sections = [item for place in places for item in (place if isinstance(place, list) else [place])]
-        given = [section for section in sections if isinstance(section, Mapping)]
-        names = {re.sub(r"[^a-z0-9]", "", str(section.get("dataset_name")).lower()) for section in given}
-        processors = {section.get("processor") for section in given}
+        processors = {section.get("processor") for section in self._datasets}
         return (
-            bool(names & MEDIA_DATASETS)
+            bool(self.media_kinds)
             or MEDIA_PROCESSOR in processors
-            or bool(self.get("policy.is_vlm"))
+            or bool(self.get("policy.is_vlm") and self.get("env.should_use_nemo_gym"))
             or isinstance(self.get("policy.tokenizer.video"), Mapping)
         )
+
+    @property
+    def media_kinds(self) -> frozenset[str]:
+        """What its datasets show, as far as they are known: ``image``, ``audio``, ``video``."""
+        names = {re.sub(r"[^a-z0-9]", "", str(section.get("dataset_name")).lower()) for section in self._datasets}
+        return frozenset(kind for name in names for kind in MEDIA_DATASETS.get(name, ()))
+
+    @property
+    def processor_writes(self) -> bool:
+        """The template of the model's processor writes conversations, which no setting of the tokenizer changes."""
+        model = seeing_model(str(self.get("policy.model_name"))) if self.asks_for_media else None
+        return self.asks_for_media and (model is None or model.has_own_template)
+
+    @property
+    def shows_films(self) -> bool:
+        """Its datasets have films, or it is not known what else they show."""
+        return "video" in self.media_kinds or (self.asks_for_media and not self.media_kinds)
+
+    @property
+    def _datasets(self) -> list[Mapping[str, Any]]:
+        """The sections that describe datasets."""
+        places = [self.get(f"data{part}") for part in ("", ".default", ".train", ".validation")]
+        sections = [item for place in places for item in (place if isinstance(place, list) else [place])]
+        return [section for section in sections if isinstance(section, Mapping)]
 
     @property
     def is_flat(self) -> bool:

@@ -10,6 +10,7 @@ from nemorl_compat.conversions.losses import algorithm, loop, loss, minibatches,
 from nemorl_compat.conversions.models import backend, critic, lora, optimizer, teacher, tokenizer
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.conversions.run import checkpoints, cluster, loggers
+from nemorl_compat.conversions.sight import media
 from nemorl_compat.old_config import OldConfig
 
 PARTS: Mapping[str, Callable[[OldConfig, Pieces], None]] = {
@@ -23,6 +24,7 @@ PARTS: Mapping[str, Callable[[OldConfig, Pieces], None]] = {
         optimizer,
         teacher,
         critic,
+        media,
         generation,
         validation,
         minibatches,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from nemorl_compat.conversions.gym import GYM_DATASET, GYM_NAME, gym_environment
 from nemorl_compat.conversions.media import ENVIRONMENTS, leave_out_unused, media_environment
 from nemorl_compat.conversions.pieces import Pieces
-from nemorl_compat.features import DATASETS, GYM, MEDIA
+from nemorl_compat.features import DATASETS, FILMS, GYM
 from nemorl_compat.key_table import Outcome
 from nemorl_compat.old_config import OldConfig
 
@@ -124,7 +124,7 @@ def _held_out(old: OldConfig, new: Pieces, train: _Dataset, made: dict[str, Any]
         file = old.get("data.val_data_path")
         if file is not None and made["name"] != "file":
             new.miss("data.val_data_path", "a file to validate on beside a dataset of the hub")
-        own = train.known.get("own")
+        own = train.known.get("own_of_split", {}).get(train.take("split"), train.known.get("own"))
         if file is not None or not isinstance(own, str):
             return str(file) if file is not None and made["name"] == "file" else made.get("validation_split")
         return own if own == "validation" else _Dataset(old, new, ("data.",), name=own).made()
@@ -172,8 +172,8 @@ class _Dataset:
         answer = "answer_column" if self.old.family in GRADED else "response_column"
         if name == GYM_DATASET and path is not None and self.old.family in SAMPLED:
             return {"name": GYM_NAME, "path": str(path)}
-        if self.known.get("media"):
-            self.new.miss(self.key_of("dataset_name"), MEDIA)
+        if self.known.get("films"):
+            self.new.miss(self.key_of("dataset_name"), FILMS)
         if self.known and _has_preset(self.known["preset"]):
             preset = self.known.get("of_split", {}).get(self.take("split"), self.known["preset"])
             found: dict[str, Any] = {"name": "preset", "preset": preset}
@@ -205,14 +205,15 @@ class _Dataset:
     def _options(self, found: dict[str, Any]) -> None:
         is_preset = found["name"] == "preset"
         if found["name"] != "file":
+            role = "validation_split" if self.old.family == "eval" else "split" if is_preset else "train_split"
             given = {
-                "split" if is_preset else "train_split": self.take("split") or self.take("train_split"),
                 "validation_split": self.take("val_split"),
+                role: self.take("split") or self.take("train_split"),
                 "subset" if is_preset else "config_name": self.take("subset"),
             }
             found |= {key: value for key, value in given.items() if value is not None}
         if self.take("split") in self.known.get("of_split", {}):
-            del found["split"]
+            found["split"] = "train"  # each is a dataset of one split
         self._media_folder(found)
         self._held_out_share(found)
         columns = {}

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from nemorl_compat.conversions.pieces import Pieces
+from nemorl_compat.conversions.sight import samples_in_vllm
 from nemorl_compat.key_table import judge
 from nemorl_compat.old_config import OldConfig
 
@@ -22,6 +23,7 @@ VLLM_OPTIONS = {
     "vllm_kwargs.enable_prefix_caching": "prefix_caching",
 }
 ENGINE_ARGS = "generation.backend.engine_args"
+NOT_IN_VLLM = "transformers samples: nemorl shows a model of this family nothing in vLLM"
 
 
 def generation(old: OldConfig, new: Pieces) -> None:
@@ -29,6 +31,9 @@ def generation(old: OldConfig, new: Pieces) -> None:
     if old.family not in SAMPLES or not isinstance(old.get("policy.generation"), dict):
         return
     name = old.get("policy.generation.backend", "vllm")
+    if name == "vllm" and not samples_in_vllm(old):
+        name = "hf"
+        new.differ("policy.generation.backend", NOT_IN_VLLM)
     new.put("generation.backend.name", name if name in ("megatron", "hf") else "vllm")
     if name == "vllm":
         _vllm(old, new)

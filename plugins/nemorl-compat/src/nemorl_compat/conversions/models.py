@@ -76,6 +76,9 @@ def backend(old: OldConfig, new: Pieces) -> None:
 
 def tokenizer(old: OldConfig, new: Pieces) -> None:
     """How text becomes tokens, and what of the model's own config is changed."""
+    if old.processor_writes:
+        new.put_given("policy.hf_config_overrides", old.get("policy.hf_config_overrides"))
+        return
     if old.has("policy.tokenizer.chat_template"):
         template = old.get("policy.tokenizer.chat_template")
         new.put("policy.tokenizer.chat_template", "passthrough" if template is None else template)
