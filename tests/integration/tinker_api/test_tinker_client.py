@@ -7,7 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,21 @@ ADAM = types.AdamParams(learning_rate=0.05)
 TEXT = [1, 2, 3, 4, 5, 6, 0]
 
 
+_opened: list[tinker.ServiceClient] = []
+
+
 def service(address: str, owner: str = "ada") -> tinker.ServiceClient:
-    return tinker.ServiceClient(base_url=address, api_key=KEYS[owner])
+    _opened.append(tinker.ServiceClient(base_url=address, api_key=KEYS[owner]))
+    return _opened[-1]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Clients whose server goes would warn about it until the end."""
+    yield
+    while _opened:
+        with suppress(Exception):
+            _opened.pop().close("success").result(10)
 
 
 def rest_of(address: str, owner: str = "ada") -> tinker.RestClient:
@@ -214,6 +229,25 @@ def test_clients_cannot_see_each_other(address: str) -> None:
         tinker.ServiceClient(base_url=address, api_key="tml-nobody-0123").create_sampling_client(
             base_model=BASE
         ).result()
+
+
+def test_tenants_at_the_same_time_have_what_each_has_alone(address: str) -> None:
+    """Two that learn, and a third whose passes fail."""
+
+    def fails(client: tinker.TrainingClient) -> list[float]:
+        for _ in range(4):
+            with pytest.raises(tinker.RequestFailedError):
+                client.forward_backward([datum([1, BROKEN, 2])], "cross_entropy").result()
+        return []
+
+    alone = [learned(trainer(address, seed=seed), 6) for seed in (1, 2)]
+    clients = [trainer(address, seed=seed, owner=owner) for seed, owner in ((1, "ada"), (2, "bob"), (3, "ada"))]
+    with ThreadPoolExecutor(3) as pool:
+        third = pool.submit(fails, clients[2])
+        together = [pool.submit(learned, client, 6) for client in clients[:2]]
+        assert [each.result() for each in together] == alone
+        assert third.result() == []
+    assert alone[0] != alone[1]
 
 
 @pytest.mark.parametrize(

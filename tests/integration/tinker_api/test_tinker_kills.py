@@ -60,6 +60,7 @@ def alone(keeper: Keeper, tmp_path_factory: pytest.TempPathFactory) -> list[Any]
     return story(RawClient(keeper.begin(folder, free_port())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replay_s", [0.0, 1000.0], ids=["state-each-step", "replay-of-all"])
 @pytest.mark.parametrize("when", ["dies_before", "dies_after"])
 def test_a_kill_at_any_call_changes_no_answer(

@@ -97,3 +97,16 @@ def test_answers_are_kept_until_they_were_fetched_long_ago(tmp_path: Path) -> No
     states = [found[1].state for seq in (1, 2, 3) if (found := records.answer(f"m:{seq}"))]
     assert states == ["gone", "done", "done"]  # the second will be run again, the third was not fetched
     assert records.next_seq("m") == 4
+
+
+def test_a_session_that_ended_long_ago_keeps_no_answers(tmp_path: Path) -> None:
+    records = Records(Journal(tmp_path))
+    records.sessions.put(replace(SESSION, ended_s=100.0))
+    records.submit([REQUEST])
+    records.finish(REQUEST, Answer("done", b"{}"), keeps_body=True)
+    records.drop_answers(100.0)
+    assert records.answer("m:1") == ("ada", Answer("done", b"{}"))
+    records.drop_answers(100.5)
+    row = records.requests.get("m:1")
+    assert row is not None
+    assert (row.state, row.answer, row.body) == ("gone", None, None)

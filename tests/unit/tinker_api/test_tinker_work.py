@@ -72,6 +72,26 @@ def test_requests_that_waited_run_when_the_server_is_back(talk: Open) -> None:
     run(after(*run(before())))
 
 
+def test_what_waited_in_a_session_that_ended_does_not_run(talk: Open) -> None:
+    """The server was stopped between the session's end and what follows from it."""
+
+    async def before() -> tuple[str, str]:
+        async with talk() as it:
+            session = await it.session()
+            model = await it.model(session)
+            request_id = (await it.asked("/optim_step", step(model, 2)))["request_id"]
+            it.service.records.sessions.change(session, ended_s=1.0, status={"type": "cancelled"})
+            return model, request_id
+
+    async def after(model: str, request_id: str) -> None:
+        async with talk() as it:
+            assert (await it.asked("/retrieve_future", {"request_id": request_id}))["category"] == "user"
+            assert (await it.post("/optim_step", step(model, 1))).status_code == 410
+            assert it.models.calls == []
+
+    run(after(*run(before())))
+
+
 def test_a_disk_that_is_full_for_a_while_applies_nothing_twice(talk: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nemorl_agents.tinker.work.DISK_S", 0.05)
 

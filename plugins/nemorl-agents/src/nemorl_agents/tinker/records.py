@@ -205,11 +205,16 @@ class Records:
             )
 
     def drop_answers(self, before_s: float) -> None:
-        """Forget answers that were fetched before a time."""
+        """Forget answers that were fetched before a time, and all of sessions that ended before it."""
         with self.journal.writing() as db:
             db.execute(
                 "UPDATE requests SET state = 'gone', answer = NULL WHERE fetched_s < ? AND state IN ('done', 'failed') "
                 "AND body IS NULL",
+                (before_s,),
+            )
+            db.execute(
+                "UPDATE requests SET state = 'gone', answer = NULL, body = NULL WHERE state IN ('done', 'failed') "
+                "AND session IN (SELECT id FROM sessions WHERE ended_s < ?)",
                 (before_s,),
             )
 

@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from nemorl_agents.tinker.work import Worker
 
 log = logging.getLogger(__name__)
 
+UNFINISHED = "SELECT session FROM requests WHERE state = 'waiting'"
 ACTIVE: Mapping[str, Any] = {"type": "active"}
 
 
@@ -95,6 +96,8 @@ class Service:
         self._seen_s = {session.id: now_s for session in self.records.sessions.where("ended_s IS NULL")}
         for request_id, scope, seq, kind in self.records.waiting():
             self._offer(request_id, scope, seq, kind)
+        for session in self.records.sessions.where(f"ended_s IS NOT NULL AND id IN ({UNFINISHED})"):
+            self._clear(session)
         self.worker.start()
         self._sweeps = asyncio.create_task(self._sweep_now_and_then())
 
@@ -146,19 +149,23 @@ class Service:
             return
         self.records.sessions.change(session.id, ended_s=time.time(), status=dict(status))
         self._seen_s.pop(session.id, None)
+        self._clear(replace(session, status=dict(status)))
+
+    def _clear(self, session: Session) -> None:
+        """What waits in a session that has ended fails, and its models are forgotten."""
         models = [model.id for model in self.records.models.where("session = ?", session.id)]
         left = self.records.requests.where("session = ? AND state = 'waiting' AND kind = 'sample'", session.id)
         for request in left:
             self.worker.cancel(request.id, self._lane(request.scope))
         waiting = {scope for request_id, scope, _, kind in self.records.waiting() if kind != "sample"}
         started = {scope for scope in waiting if scope.startswith(f"{session.id}:")}
-        reason = ended(session.id, str(status.get("type", "ended")))
+        reason = ended(session.id, str(session.status.get("type", "ended")))
         self.worker.soon(lambda: self.worker.end([*{*models, *started}], reason))
 
     # Requests
 
     def model(self, owner: str, model_id: str) -> Model:
-        """A model of this owner, whose session goes on.
+        """A model of this owner.
 
         Raises:
             ApiError: There is none.
