@@ -215,14 +215,15 @@ class IgnoresMissingFields(DTensorBackend):
 
 
 class SkipsSilently(DTensorBackend):
-    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
-        return {**super().train_step(batch, loss), "skipped_updates": Sum(0.0)}
+    def _update(self, adam: AdamStep | None) -> StepResult:
+        return replace(super()._update(adam), skipped=False)
 
 
 class LosesMetrics(DTensorBackend):
-    """Computes nothing of sequences without gradient."""
+    """Tells nothing of sequences without gradient."""
 
-    def _without_gradient(self, *_: Any) -> list[tuple[Tensor, Metrics]]:
+    def _without_gradient(self, *args: Any) -> list[tuple[Tensor, Metrics]]:
+        super()._without_gradient(*args)
         return []
 
 
@@ -341,8 +342,10 @@ class SharesMoments(DTensorBackend):
 
 class DropsGradients(DTensorBackend):
     def use_adapter(self, name: str) -> None:
+        is_another = name != self._shelf._in_place
         super().use_adapter(name)
-        self._optimizer.clear_gradients()
+        if is_another:
+            self._optimizer.clear_gradients()
 
 
 class BeginsWithTheLast(DTensorBackend):
