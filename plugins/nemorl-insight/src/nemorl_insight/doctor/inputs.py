@@ -24,12 +24,10 @@ from nemorl.storage.checkpoints import CheckpointManager
 from nemorl.types import Samples
 from nemorl_cli.report.records.media_files import read_media
 from nemorl_cli.report.records.reading import FOLDER, RecordFile, read_table, record_files
+from nemorl_cli.report.records.samples import sample_of
 from nemorl_rl.audit.dead_inputs import WORDS, reached_inputs
 from nemorl_rl.placement.tenant_resources import ProvenPolicy, TenantResources
 from nemorl_tensors import TokenBatch
-
-from nemorl_insight.diff.recorded import RecordedStep
-from nemorl_insight.diff.run_files import RunFiles
 
 if TYPE_CHECKING:
     from nemorl.base.files.checkpoints import Checkpoint
@@ -97,26 +95,28 @@ def examine_inputs(run_dir: Path, overrides: Sequence[str], scratch: Path, displ
     Raises:
         UsageError: It is no run directory.
     """
-    run, step = RunFiles.of(run_dir), None
+    if not (run_dir / "config.yaml").is_file():
+        raise UsageError(f"{run_dir} is not a run directory (no config.yaml)", fix="give the path of a run")
+    step = None
     try:
-        with boundary(f"the model of {run.path.name}"):
-            config = load_config(run.path / "config.yaml", overrides)
-            checkpoint = CheckpointManager.of_run(run.path, config).latest()
+        with boundary(f"the model of {run_dir.name}"):
+            config = load_config(run_dir / "config.yaml", overrides)
+            checkpoint = CheckpointManager.of_run(run_dir, config).latest()
             if checkpoint is not None:
                 checkpoint.verify()
                 step = checkpoint.step
-            if record_files(run.path / FOLDER, split="train"):
-                inputs = _of_records(run, config, checkpoint, scratch)
+            if record_files(run_dir / FOLDER, split="train"):
+                inputs = _of_records(run_dir, config, checkpoint, scratch)
             else:
-                inputs = _of_first_batch(run, overrides, checkpoint, scratch, display)
+                inputs = _of_first_batch(run_dir, overrides, checkpoint, scratch, display)
     except NemorlError as error:
-        return InputsReport(run.path, step, problem=error)
-    return InputsReport(run.path, step, inputs)
+        return InputsReport(run_dir, step, problem=error)
+    return InputsReport(run_dir, step, inputs)
 
 
-def _of_records(run: RunFiles, config: RunConfig, checkpoint: Checkpoint | None, scratch: Path) -> dict[str, Verdict]:
+def _of_records(run_dir: Path, config: RunConfig, checkpoint: Checkpoint | None, scratch: Path) -> dict[str, Verdict]:
     """Of each kind, by the newest records that have it. The model is built where any have."""
-    recorded = _newest_records(run)
+    recorded = _newest_records(run_dir)
     found = {kind: Verdict("absent", "the records") for kind in WORDS}
     if not recorded:
         return found
@@ -124,16 +124,16 @@ def _of_records(run: RunFiles, config: RunConfig, checkpoint: Checkpoint | None,
         policy = resources.auxiliary_policy("policy", AuxiliaryModel(config.policy, config.policy_head), 1)
         _load(policy, checkpoint)
         for kind, (file, places) in recorded.items():
-            samples = _samples(run, file, places)
+            samples = _samples(run_dir, file, places)
             seen = reached_inputs(policy, TokenBatch.from_samples(samples), config.policy_head)
             found[kind] = _verdict(seen.get(kind), f"the records of step {file.step}")
     return found
 
 
-def _newest_records(run: RunFiles) -> dict[str, tuple[RecordFile, Sequence[int]]]:
+def _newest_records(run_dir: Path) -> dict[str, tuple[RecordFile, Sequence[int]]]:
     """Of each kind that any have: the newest file, and places of episodes in it."""
     found: dict[str, tuple[RecordFile, Sequence[int]]] = {}
-    for file in reversed(record_files(run.path / FOLDER, split="train")):
+    for file in reversed(record_files(run_dir / FOLDER, split="train")):
         if len(found) == len(WORDS):
             break
         try:
@@ -155,9 +155,10 @@ def _kinds(row: Mapping[str, Any]) -> set[str]:
     return {item["kind"] for item in row["media"] or ()} | ({"observation"} if is_told else set())
 
 
-def _samples(run: RunFiles, file: RecordFile, places: Sequence[int]) -> Samples:
+def _samples(run_dir: Path, file: RecordFile, places: Sequence[int]) -> Samples:
     rows = read_table(file).take(places).to_pylist()
-    return RecordedStep(rows, read_media(run.path, (item for row in rows for item in row["media"] or ()))).samples
+    media = read_media(run_dir, (item for row in rows for item in row["media"] or ()))
+    return Samples([sample_of(row, media) for row in rows])
 
 
 def _load(policy: TrainingPolicy, checkpoint: Checkpoint | None) -> None:
@@ -178,18 +179,18 @@ class Examined(Exception):  # noqa: N818
 
 
 def _of_first_batch(
-    run: RunFiles, overrides: Sequence[str], checkpoint: Checkpoint | None, scratch: Path, display: Display
+    run_dir: Path, overrides: Sequence[str], checkpoint: Checkpoint | None, scratch: Path, display: Display
 ) -> dict[str, Verdict]:
     """Of each kind, by the batch of the first update that a run of the same config would make."""
     folder = scratch / "run"
-    config = load_config(run.path / "config.yaml", [*overrides, *QUIET, f"run_dir={folder}"], for_launch=True)
+    config = load_config(run_dir / "config.yaml", [*overrides, *QUIET, f"run_dir={folder}"], for_launch=True)
     try:
         examining(config, checkpoint).fit(console=display)
     except Examined as end:
         seen = {kind: _verdict(is_alive, "the first batch") for kind, is_alive in end.found.items()}
         return {kind: seen.get(kind, Verdict("absent", "the first batch")) for kind in WORDS}
     raise UsageError(
-        f"{run.path} recorded no episodes, and its algorithm makes no update from its first batch",
+        f"{run_dir} recorded no episodes, and its algorithm makes no update from its first batch",
         fix="look at `nemorl report` of the run: it may have learnt nothing",
     )
 

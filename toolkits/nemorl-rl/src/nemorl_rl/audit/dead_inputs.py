@@ -35,7 +35,10 @@ TRIED = 4
 """Sequences that are tried before a kind counts as dead: of one the log-probs may be saturated."""
 SATURATED = -1e-6
 """Nats. Above it a log-prob is that of a certainty, which no input changes."""
-FIX = "see that the model's own classes are used and its files are whole; nothing was trained. `nemorl doctor RUN` tries again"
+FIX = (
+    "see that the model's own classes are used and its files are whole; nothing was trained. `nemorl doctor RUN` tries "
+    "again"
+)
 
 
 @dataclass(frozen=True)
