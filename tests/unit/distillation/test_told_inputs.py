@@ -12,13 +12,16 @@ import nemorl
 import pytest
 import torch
 from nemorl.errors import BackendError
-from nemorl.types import Score
+from nemorl.types import Samples, Score
 from nemorl_cli.console import Console
+from nemorl_distillation.privileged import PrivilegedBatch
 from nemorl_distillation.told_inputs import kind_of, told_swaps
-from nemorl_rl.audit.dead_inputs import Swap, reached
+from nemorl_rl.audit.dead_inputs import Swap, reached, swaps
 from nemorl_rl.models.tiny import CHAT_TEMPLATE
+from nemorl_rl.models.tiny_sight import write_tiny_sight
 from nemorl_tensors import TokenBatch
 from nemorl_testing.models import tiny_model
+from nemorl_testing.seeing import drawing
 from recorded_messages import Raises
 from torch import Tensor
 
@@ -152,6 +155,28 @@ def test_a_model_that_does_not_look_that_far_back_ends_the_run(tmp_path: Path, r
     assert not has_learnt(tmp_path)
     seen = {"teacher_prompt": "{prompt}{solution}", "max_steps": 2}  # the last of it is before the role that answers
     assert fit(config("opsd", SOUND, tmp_path / "sound", **seen)).steps == 2
+
+
+def test_the_teacher_reads_each_response_behind_the_image_that_it_answers(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "images": [drawing(a).data], "solution": str(a)}
+        for a in range(4)
+    ]
+    read: list[TokenBatch] = []
+
+    class Watching(config("opsd", SOUND, tmp_path).build().__class__):  # type: ignore[misc]
+        def privileged(self, samples: Samples, batch: TokenBatch) -> PrivilegedBatch:
+            behind: PrivilegedBatch = super().privileged(samples, batch)
+            for place, sample in enumerate(samples):
+                assert [*behind.batch.select([place]).media] == [sample.media[0].name]
+            read.append(behind.batch)
+            return behind
+
+    policy = {"init": "random", "max_sequence_tokens": 300}
+    settings = config("opsd", write_tiny_sight(tmp_path / "model"), tmp_path, policy=policy)
+    assert Watching(settings).fit(rows, console=Console(quiet=True)).steps == 1
+    (told,) = read
+    assert len([swap for swap in swaps(told) if swap.kind == "image"]) == len(told.media) == 4
 
 
 def test_feedback_is_tried_when_it_first_comes(tmp_path: Path, raises: Raises) -> None:
