@@ -138,6 +138,15 @@ def test_an_image_whose_file_is_gone_is_the_reason(tmp_path: Path, doctor: Comma
     assert "0123456789ab" in done.json["problem"]["what"]
 
 
+def test_records_that_cannot_be_read_are_not_taken_for_empty(tmp_path: Path, doctor: Command) -> None:
+    run = recorded_run(tmp_path, tiny_model(num_hidden_layers=1), ALONE)
+    (run / "records/train/step_000002.parquet").write_bytes(b"PAR1")
+    done = doctor(run, "--json")
+    assert done.code == 0, done.err
+    rows = "the records, 1 of whose files are damaged"
+    assert done.json["inputs"]["image"] == {"answer": "unknown", "rows": rows}
+
+
 def test_one_run_is_looked_at_at_a_time(tmp_path: Path, doctor: Command) -> None:
     run = recorded_run(tmp_path, tmp_path / "gone", ALONE)
     assert doctor(run, run).code == 2

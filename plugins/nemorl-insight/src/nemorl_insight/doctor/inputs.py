@@ -116,8 +116,9 @@ def examine_inputs(run_dir: Path, overrides: Sequence[str], scratch: Path, displ
 
 def _of_records(run_dir: Path, config: RunConfig, checkpoint: Checkpoint | None, scratch: Path) -> dict[str, Verdict]:
     """Of each kind, by the newest records that have it. The model is built where any have."""
-    recorded = _newest_records(run_dir)
-    found = {kind: Verdict("absent", "the records") for kind in WORDS}
+    recorded, damaged = _newest_records(run_dir)
+    elsewhere = Verdict("unknown", f"the records, {damaged} of whose files are damaged") if damaged else None
+    found = {kind: elsewhere or Verdict("absent", "the records") for kind in WORDS}
     if not recorded:
         return found
     with closing(ResourceManager(config, scratch)) as resources:
@@ -130,21 +131,23 @@ def _of_records(run_dir: Path, config: RunConfig, checkpoint: Checkpoint | None,
     return found
 
 
-def _newest_records(run_dir: Path) -> dict[str, tuple[RecordFile, Sequence[int]]]:
-    """Of each kind that any have: the newest file, and places of episodes in it."""
+def _newest_records(run_dir: Path) -> tuple[dict[str, tuple[RecordFile, Sequence[int]]], int]:
+    """Of each kind that any have: the newest file, and places of episodes in it. And how many files are damaged."""
     found: dict[str, tuple[RecordFile, Sequence[int]]] = {}
+    damaged = 0
     for file in reversed(record_files(run_dir / FOLDER, split="train")):
         if len(found) == len(WORDS):
             break
         try:
             rows = read_table(file, ["media", "turns.list.element.author"]).to_pylist()
-        except (ValueError, OSError):  # `nemorl runs verify` says so
+        except (ValueError, OSError):  # `nemorl runs verify` says which
+            damaged += 1
             continue
         shown = [_kinds(row) for row in rows]
         for kind in WORDS.keys() - found.keys():
             if places := [place for place, kinds in enumerate(shown) if kind in kinds]:
                 found[kind] = file, places[:LOOKED_AT]
-    return found
+    return found, damaged
 
 
 def _kinds(row: Mapping[str, Any]) -> set[str]:
