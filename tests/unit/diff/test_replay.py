@@ -12,8 +12,9 @@ import torch
 from command_line import Command
 from made_runs import changed, make_run, with_config, with_record, with_weight
 from nemorl.types import Branch, Completion, GenerationRequest, Prompt, Sample, Samples, Score
+from nemorl_cli.report.records.samples import sample_of
 from nemorl_cli.report.records.table import Group, Rollout, table_of
-from nemorl_insight.diff.recorded import _sample, rescored
+from nemorl_insight.diff.recorded import rescored
 from nemorl_insight.diff.replaying import OF_REPLAY, OF_SAMPLER, OF_TRAINER, Replay
 from nemorl_insight.diff.run_files import RunFiles
 from nemorl_rl.serving.requests import PlacedSample, TurnPlace
@@ -37,7 +38,7 @@ def test_a_recorded_episode_is_the_sample_that_was_recorded() -> None:
     )  # fmt: skip
     table = table_of(Rollout("run", "train", 4, 0.0, [Group(3, [sample])]), lambda ids: " ".join(map(str, ids)))
     (row,) = table.to_pylist()
-    assert _sample({**row, "prompt": "2+2="}, {}) == sample
+    assert sample_of({**row, "prompt": "2+2="}, {}) == sample
 
 
 class Engine:

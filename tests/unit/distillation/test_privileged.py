@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from nemorl.config import PolicyConfig
 from nemorl.errors import DataError
+from nemorl.media import is_media
 from nemorl.types import Prompt
 from nemorl_distillation.contexts import filled, given_text, placeholders, privileged_prompt
 from nemorl_distillation.privileged import behind_prompts
 from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.models.tiny_sight import write_tiny_sight
 from nemorl_rl.rollouts.prompts import to_prompt
 from nemorl_tensors import TokenBatch
 from nemorl_testing.models import tiny_model
+from nemorl_testing.seeing import drawing
 from recorded_messages import Raises
 
 # P prompt, a answer, E observation, Q privileged prompt: tokens of the three sequences below
@@ -84,3 +89,28 @@ def test_the_template_takes_the_place_of_the_last_user_message() -> None:
     chat = privileged_prompt(to_prompt(row, 0, tokenizer), "{prompt} {solution}", {"solution": "2"}, tokenizer)
     expected = [*row["prompt"][:3], {"role": "user", "content": "no 2"}]
     assert chat == list(to_prompt({"prompt": expected}, 0, tokenizer).token_ids)
+
+
+@pytest.mark.parametrize("in_a_column", [True, False])
+def test_the_teacher_is_shown_the_images_of_the_prompt_where_they_stand(in_a_column: bool, tmp_path: Path) -> None:
+    """Two of them around the first text, of an earlier message one; the text of the last user message is replaced."""
+    first, second, third = (drawing(seed) for seed in (1, 2, 3))
+    shown = [{"type": "image", **({} if in_a_column else {"image": item.data})} for item in (first, second, third)]
+    turns = [
+        {"role": "user", "content": [shown[0], {"type": "text", "text": "see"}]},
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": [shown[1], {"type": "text", "text": "how many?"}, shown[2], "and here?"]},
+    ]
+    column = {"images": [item.data for item in (first, second, third)]} if in_a_column else {}
+    tokenizer = Tokenizer.of(PolicyConfig(model_name=str(write_tiny_sight(tmp_path / "model")), init="random"))
+    prompt = to_prompt({"prompt": turns, **column}, 0, tokenizer)
+    told = privileged_prompt(prompt, "{prompt} It is {solution}.", {"solution": "2"}, tokenizer)
+    turns[2]["content"] = [shown[1], {"type": "text", "text": "how many?\nand here? It is 2."}, shown[2]]
+    assert told == list(to_prompt({"prompt": turns, **column}, 0, tokenizer).token_ids)
+    assert [token for token in told if is_media(token)] == [token for token in prompt.token_ids if is_media(token)]
+
+    ids, mask = [*prompt.token_ids, 20, 21], [False] * len(prompt.token_ids) + [True] * 2
+    student = TokenBatch.from_sequences([ids], [mask], media=prompt.media)
+    behind = behind_prompts(student, [len(prompt.token_ids)], [told], 500)
+    assert behind.batch.media == student.media
+    assert len(student.media) == 3

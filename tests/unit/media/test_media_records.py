@@ -19,13 +19,13 @@ from nemorl_cli.report.records.evaluating import EvaluationRecords
 from nemorl_cli.report.records.items import named_ids, true_ids
 from nemorl_cli.report.records.media_files import MediaFiles, media_file, read_media
 from nemorl_cli.report.records.reading import FOLDER, read_records
+from nemorl_cli.report.records.samples import sample_of
 from nemorl_cli.report.records.schema import SCHEMA
 from nemorl_cli.report.records.selecting import Selection
 from nemorl_cli.report.records.table import Group, Rollout, table_of
 from nemorl_cli.report.records.tokens import token_texts
 from nemorl_cli.report.records.writing import Recorder
 from nemorl_cli.transcripts import token_table
-from nemorl_insight.diff.recorded import _sample
 from nemorl_insight.diff.rollouts import RecordPair, StepRecords
 from nemorl_rl.rollouts.completions import shown_prompt
 from nemorl_rl.rollouts.recording import RecordingConfig
@@ -112,7 +112,7 @@ def test_observations_and_branches_show_items_of_the_episode() -> None:
     [of_environment] = [turn for turn in row["turns"] if turn["author"] == "environment"]
     assert of_environment["shown"] == [{"item": 1, "at": 4, "tokens": 3}]
     items = {item.digest: item for item in sample.media}
-    found = _sample({**row, "outcome": "scored"}, items)
+    found = sample_of({**row, "outcome": "scored"}, items)
     told = [(one.token_ids, one.response_mask, one.generation_logprobs) for one in found.sequences]
     assert told == [(one.token_ids, one.response_mask, one.generation_logprobs) for one in sample.sequences]
     assert found.media == sample.media

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from nemorl.errors import DataError
 from nemorl.types import Prompt, Row
+from nemorl_rl.chat.media import PARTS
 from nemorl_rl.chat.rows import text_of
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.rollouts.prompts import to_prompt
@@ -59,7 +61,9 @@ def given_text(row: Row, column: str) -> str:
 
 
 def privileged_prompt(prompt: Prompt, template: str, values: Mapping[str, str], tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a task told with more: the template in place of its text, or of its last user message.
+    """The tokens of a task told with more: the template in place of its text, or of that of its last user message.
+
+    Images and sounds stay where they are.
 
     Args:
         prompt: What the student reads.
@@ -70,8 +74,24 @@ def privileged_prompt(prompt: Prompt, template: str, values: Mapping[str, str], 
     text = filled(template, {"prompt": prompt.text, **values})
     if not prompt.messages:
         return list(to_prompt({"prompt": text}, prompt.index, tokenizer).token_ids)
-    messages = list(prompt.messages)
+    given = prompt.row.get("prompt") or prompt.row.get("messages")
+    messages = list(given[: len(prompt.messages)] if prompt.media and given else prompt.messages)
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     place = users[-1] if users else len(messages) - 1
-    messages[place] = {**messages[place], "content": text}
+    messages[place] = {**messages[place], "content": _with_text(messages[place]["content"], text)}
     return list(to_prompt({**prompt.row, "prompt": messages}, prompt.index, tokenizer).token_ids)
+
+
+def _with_text(content: Any, text: str) -> str | list[Any]:
+    """A message's content with other text in the place of its first, and its images and sounds.
+
+    Example:
+        >>> _with_text([{"type": "image"}, {"type": "text", "text": "how many?"}], "2")
+        [{'type': 'image'}, {'type': 'text', 'text': '2'}]
+    """
+    if not isinstance(content, list | tuple):
+        return text
+    is_item = [isinstance(part, Mapping) and part.get("type") in PARTS for part in content]
+    place = is_item.index(False) if False in is_item else len(content)
+    after = [part for part, stays in zip(content[place:], is_item[place:], strict=True) if stays]
+    return [*content[:place], {"type": "text", "text": text}, *after]

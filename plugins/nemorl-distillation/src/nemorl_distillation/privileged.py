@@ -40,6 +40,8 @@ def behind_prompts(
 ) -> PrivilegedBatch:
     """Each sequence with another prompt before what follows its own, observations between responses included.
 
+    Prompts show no other images and sounds than the student's batch does.
+
     Args:
         batch: The student's: one sequence per sample.
         prompt_tokens: Length of each sequence's own prompt.
@@ -66,6 +68,6 @@ def behind_prompts(
         own.append(torch.arange(said.start, said.stop))
         theirs.append(torch.arange(length - before) + written + len(prompt))
         written += len(sequences[-1])
-    read = TokenBatch.from_sequences(sequences, masks, temperature=batch.temperature)
+    read = TokenBatch.from_sequences(sequences, masks, temperature=batch.temperature, media=batch.media.values())
     nowhere = torch.zeros(0, dtype=torch.int64)
     return PrivilegedBatch(read, torch.cat([nowhere, *own]), torch.cat([nowhere, *theirs]), is_read)

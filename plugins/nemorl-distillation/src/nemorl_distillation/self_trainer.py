@@ -12,13 +12,16 @@ import torch
 from nemorl.errors import ConfigIssue, DataError, UsageError
 from nemorl.metrics import Mean, Metrics
 from nemorl.resources.policies import TrainingPolicy
-from nemorl.types import Row, Samples
+from nemorl.types import Row, Sample, Samples
+from nemorl_rl.audit.dead_inputs import reached, require_reached
 from nemorl_tensors import KL_ESTIMATORS, TokenBatch, masked_mean
 from torch import Tensor
 
-from nemorl_distillation.contexts import given_text, privileged_prompt
+from nemorl_distillation.contexts import given_text, placeholders, privileged_prompt
 from nemorl_distillation.privileged import PrivilegedBatch, behind_prompts
 from nemorl_distillation.self_config import INITIAL, ColumnContextConfig, SelfTaughtConfig
+from nemorl_distillation.told_inputs import FIX as TOLD_FIX
+from nemorl_distillation.told_inputs import kind_of, told_swaps
 from nemorl_distillation.trainer import TaughtTrainer
 from nemorl_distillation.vocabulary import model_ids
 
@@ -31,10 +34,13 @@ class SelfTaughtTrainer(TaughtTrainer[S]):
 
     told: Metrics
     """How many responses of this step the teacher read"""
+    unproven: set[str]
+    """Placeholders of ``teacher_prompt`` of which nobody knows yet that the teacher reads what stands there"""
 
     def setup(self) -> None:
         self.loss = self.config.build_loss()
         self.told = {}
+        self.unproven = {*placeholders(self.config.teacher_prompt)} & self.config.tells
         if self.config.compare == "topk":
             token_ids = model_ids(self.config.policy.model_name)
             if self.config.topk > token_ids:
@@ -55,6 +61,8 @@ class SelfTaughtTrainer(TaughtTrainer[S]):
 
     def ask_teachers(self, samples: Samples, batch: TokenBatch) -> TokenBatch:
         """The batch with the fields that the loss requires; responses that nobody reads train nothing."""
+        if self.unproven:
+            self.require_told(samples, batch)
         behind = self.privileged(samples, batch)
         batch = behind.taught(batch)
         if self.config.compare == "sampled":
@@ -76,16 +84,38 @@ class SelfTaughtTrainer(TaughtTrainer[S]):
 
     def privileged(self, samples: Samples, batch: TokenBatch) -> PrivilegedBatch:
         """The responses as the teacher reads them."""
-        template, limit = self.config.teacher_prompt, self.config.policy.max_sequence_tokens
-        contexts = self.contexts(samples)
         prompts = [
-            None if told is None else privileged_prompt(sample.prompt, template, told, self.tokenizer)
-            for sample, told in zip(samples, contexts, strict=True)
+            None if told is None else self._prompt_of(sample, told)
+            for sample, told in zip(samples, self.contexts(samples), strict=True)
         ]
+        limit = self.config.policy.max_sequence_tokens
         behind = behind_prompts(batch, [len(sample.prompt.token_ids) for sample in samples], prompts, limit)
         read, asked = int(behind.is_read.sum()), sum(prompt is not None for prompt in prompts)
         self.told = {"taught_frac": Mean(read, len(samples)), "no_room_frac": Mean(asked - read, len(samples))}
         return behind
+
+    def require_told(self, samples: Samples, batch: TokenBatch) -> None:
+        """Before anything is learnt of a text: the teacher says something else where it reads another's.
+
+        Raises:
+            BackendError: it does not.
+        """
+        found = reached(
+            told_swaps(
+                batch,
+                [len(sample.prompt.token_ids) for sample in samples],
+                self.contexts(samples),
+                lambda index, told: self._prompt_of(samples[index], told),
+                sorted(self.unproven),
+                self.config.policy.max_sequence_tokens,
+            ),
+            self._read,
+        )
+        require_reached(found, TOLD_FIX)
+        self.unproven -= {name for name in self.unproven if kind_of(name) in found}
+
+    def _prompt_of(self, sample: Sample, told: Mapping[str, str]) -> list[int]:
+        return privileged_prompt(sample.prompt, self.config.teacher_prompt, told, self.tokenizer)
 
     def describe(self, samples: Samples) -> Metrics:
         return {**super().describe(samples), **self.told}

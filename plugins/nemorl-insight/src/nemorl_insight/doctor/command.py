@@ -1,12 +1,15 @@
-"""``nemorl doctor``: what this machine has, what is wrong with it, and whether two engines agree about a model.
+"""``nemorl doctor``: what this machine has, what is wrong with it, whether two engines agree about a model, and whether
+a run's inputs reach its model.
 
-Without ``--model`` it reads metadata only (:mod:`nemorl_insight.doctor.examination`); with it, it builds the
-engines and compares their log-probs.
+Alone it reads metadata only (:mod:`nemorl_insight.doctor.examination`); with ``--model`` it builds the engines and
+compares their log-probs; with a run it builds its model (:mod:`nemorl_insight.doctor.inputs`).
 """
 
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +17,6 @@ from nemorl.errors import UsageError
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.console import Console
 from nemorl_cli.plugin_app import plugin_app
-from nemorl_cli.runs import Overrides
 from nemorl_cli.terminal import print_table, say
 
 AUDIT_NEW_TOKENS = 32
@@ -26,7 +28,9 @@ app = plugin_app()
 
 @app.command()
 def doctor(
-    overrides: Overrides = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN] [PATH=VALUE]...", help="A run's directory, and settings.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Compare two engines on this model.", show_default=False)] = None,
     generation: Annotated[str | None, typer.Option(help="Generation backend of the comparison. Unset: hf.")] = None,
     training: Annotated[str | None, typer.Option(help="Training backend. Unset: dtensor.")] = None,
@@ -46,6 +50,10 @@ def doctor(
     rounding explains, if the update did not arrive, or if the engines part somewhere in the model: then the layer and
     token are named.
 
+    With a run's directory, put other images, sounds and words of the environment in the place of those that its model
+    was shown, in recorded episodes and with the weights of its newest checkpoint: a kind of input with which every
+    log-prob stays the same does not reach the model. Exit 1 if there is one, or if the model cannot be built.
+
     With --clean, find temporary folders (sessions of Ray with processes and sockets, sandboxes, scratch) whose run was
     killed, show them and remove them: only what this user's nemorl made and marked, and whose process has ended.
 
@@ -54,6 +62,8 @@ def doctor(
       nemorl doctor
 
       nemorl doctor --clean
+
+      nemorl doctor runs/grpo-1a2b3c4d
 
       nemorl doctor --json
 
@@ -65,11 +75,20 @@ def doctor(
         "policy.precision": precision,
         "policy.init": init,
     }
-    changes = [f"{path}={value}" for path, value in choices.items() if value is not None] + (overrides or [])
+    runs = [Path(text) for text in arguments or () if "=" not in text or Path(text).is_dir()]
+    overrides = [text for text in arguments or () if Path(text) not in runs]
+    changes = [f"{path}={value}" for path, value in choices.items() if value is not None] + overrides
     if clean:
         from nemorl_insight.doctor.clean import clean_up
 
         clean_up(yes=yes, as_json=as_json)
+    elif len(runs) > 1 or (runs and model is not None):
+        raise UsageError(
+            f"{', '.join(filter(None, [model, *map(str, runs)]))}: one thing can be looked at at a time",
+            fix="give one run's directory, or --model",
+        )
+    elif runs:
+        _show_inputs(runs[0], changes, as_json)
     elif model is not None:
         _compare_engines(model, changes, as_json)
     elif changes:
@@ -87,6 +106,32 @@ def _describe_machine(as_json: bool) -> None:
     else:
         examination.show()
     if not examination.ok:
+        raise typer.Exit(1)
+
+
+ANSWERS = {
+    "reaches": "reaches the model",
+    "does_not_reach": "does not reach the model",
+    "absent": "not in this run",
+    "unknown": "cannot be told",
+}
+
+
+def _show_inputs(run: Path, changes: list[str], as_json: bool) -> None:
+    from nemorl_insight.doctor.inputs import examine_inputs
+
+    with tempfile.TemporaryDirectory(prefix="nemorl-doctor-") as scratch, Console(quiet=as_json) as console:
+        report = examine_inputs(run, changes, Path(scratch), console)
+    if as_json:
+        echo_json(report.as_dict(), indent=2)
+    elif report.problem is not None:
+        say(f" {report.problem}", lead=typer.style("the inputs could not be examined:", fg="red"))
+    else:
+        weights = "those that the run began with" if report.checkpoint is None else f"those of step {report.checkpoint}"
+        say(f"weights: {weights}")
+        rows = [(kind, ANSWERS[found.answer], found.rows) for kind, found in report.inputs.items()]
+        print_table(("INPUT", "ANSWER", "LOOKED FOR IN"), rows)
+    if not report.ok:
         raise typer.Exit(1)
 
 

@@ -4,13 +4,16 @@ A model that is trained without seeing its images learns something all the same,
 update each kind of input of the batch is replaced in one sequence: an image or a sound by another of as many tokens,
 what an environment said between two answers by the same tokens in another order. The shapes are the same, so where the
 input does not count the log-probs of what follows are equal to the last bit, and so is the gradient.
+
+Algorithms whose models read more than the batch makes swaps of their own, and ``nemorl doctor RUN`` swaps what a run
+recorded: :func:`reached` is the check of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from nemorl.errors import BackendError, DataError
@@ -22,23 +25,28 @@ if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
     from torch import Tensor
 
-InputKind = Literal["image", "audio", "observation"]
-WORDS: dict[InputKind, str] = {
+WORDS: Mapping[str, str] = {
     "image": "images do",
     "audio": "sounds do",
     "observation": "what the environment says between two answers does",
 }
+"""Kinds of input that a batch may have."""
 TRIED = 4
 """Sequences that are tried before a kind counts as dead: of one the log-probs may be saturated."""
 SATURATED = -1e-6
 """Nats. Above it a log-prob is that of a certainty, which no input changes."""
+FIX = (
+    "see that the model's own classes are used and its files are whole; nothing was trained. `nemorl doctor RUN` tries "
+    "again"
+)
 
 
 @dataclass(frozen=True)
 class Swap:
     """A sequence, and the same with another input of a kind."""
 
-    kind: InputKind
+    kind: str
+    """A key of ``WORDS``, or the name of an input in words."""
     one: TokenBatch
     other: TokenBatch
 
@@ -54,19 +62,52 @@ def require_live_inputs(policy: TrainingPolicy, batch: TokenBatch, head: Head = 
     Raises:
         BackendError: A kind of input does not change what follows it.
     """
-    seen: dict[InputKind, bool] = {}
-    for swap in swaps(batch):
-        if not seen.get(swap.kind):
-            found = _changes(policy, swap, head)
-            if found is not None:
-                seen[swap.kind] = found
-    dead = [kind for kind, is_alive in seen.items() if not is_alive]
+    require_reached(reached_inputs(policy, batch, head))
+
+
+def reached_inputs(policy: TrainingPolicy, batch: TokenBatch, head: Head = "language_model") -> dict[str, bool | None]:
+    """Whether each kind of input that a batch has reaches a model; ``None`` where that cannot be told."""
+    if head == "value":
+        return reached(swaps(batch), policy.get_values, saturates_at=None)
+    return reached(swaps(batch), policy.get_logprobs)
+
+
+def reached(
+    pairs: Iterable[Swap], read: Callable[[TokenBatch], Tensor], saturates_at: float | None = SATURATED
+) -> dict[str, bool | None]:
+    """Whether each kind of input changes what a model says of the tokens after it.
+
+    Args:
+        pairs: Sequences with another input in one's place.
+        read: [N] what the model says of each token of a batch, float32.
+        saturates_at: Numbers that are all above it cannot tell. Unset: any can.
+
+    Returns:
+        Of each kind: True where one of its swaps changed anything, ``None`` where none of them could tell.
+    """
+    found: dict[str, bool | None] = {}
+    for swap in pairs:
+        if not found.get(swap.kind):
+            changes = _changes(swap, read, saturates_at)
+            found[swap.kind] = found.get(swap.kind) if changes is None else changes
+    return found
+
+
+def require_reached(found: Mapping[str, bool | None], fix: str = FIX) -> None:
+    """
+    Args:
+        found: Of :func:`reached`.
+        fix: Advice where an input is dead.
+
+    Raises:
+        BackendError: One is.
+    """
+    dead = [WORDS.get(kind, f"{kind} does") for kind, is_alive in found.items() if is_alive is False]
     if dead:
         raise BackendError(
-            f"{' and '.join(WORDS[kind] for kind in dead)} not reach the model: with another in their place every "
-            "log-prob after them is the same",
-            fix="see that the model's own classes are used and its files are whole (`nemorl doctor`); nothing was "
-            "trained",
+            f"{' and '.join(dead)} not reach the model: with another in their place every log-prob after them is the "
+            "same",
+            fix=fix,
         )
 
 
@@ -74,7 +115,7 @@ def swaps(batch: TokenBatch) -> Iterator[Swap]:
     """Of each kind of input that the batch has, up to ``TRIED`` sequences with another in its place."""
     masks = torch.split(batch.mask, batch.lengths.tolist())
     sequences = torch.split(batch.token_ids, batch.lengths.tolist())
-    made: dict[InputKind, int] = {}
+    made: dict[str, int] = {}
     for number, (ids, mask) in enumerate(zip(sequences, masks, strict=True)):
         learnt = mask.nonzero().flatten().tolist()
         if not learnt:
@@ -88,7 +129,7 @@ def swaps(batch: TokenBatch) -> Iterator[Swap]:
 
 def _changed(
     ids: Tensor, mask: Tensor, learnt: Sequence[int], items: Mapping[int, Media]
-) -> Iterator[tuple[InputKind, Tensor, dict[int, Media]]]:
+) -> Iterator[tuple[str, Tensor, dict[int, Media]]]:
     shown = ids[: learnt[-1]]
     names = torch.unique(shown[shown >= FIRST_ID] >> PLACE_BITS).tolist()
     for name in names[:1]:
@@ -117,10 +158,9 @@ def _another(item: Media) -> Media | None:
         return None
 
 
-def _changes(policy: TrainingPolicy, swap: Swap, head: Head) -> bool | None:
+def _changes(swap: Swap, read: Callable[[TokenBatch], Tensor], saturates_at: float | None) -> bool | None:
     """Whether another input changes anything; ``None`` where that cannot be told."""
-    read = policy.get_values if head == "value" else policy.get_logprobs
     one, other = (read(batch)[batch.mask] for batch in (swap.one, swap.other))
     if not torch.equal(one, other):
         return True
-    return None if head != "value" and bool((one > SATURATED).all()) else False
+    return None if saturates_at is not None and bool((one > saturates_at).all()) else False
