@@ -225,3 +225,24 @@ def test_another_client_finds_nothing(client: RawClient, address: str) -> None:
         ("/create_sampling_session", {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}),
     ]:
         assert other.post(path, body).status_code == 404, path
+
+
+def test_samplers_and_models_take_turns(keeper: Keeper, tmp_path: Path) -> None:
+    """3 requests of 1000 sequences are 3 calls; the step that comes after the first of them is made between them."""
+    client = RawClient(keeper.begin(tmp_path / "served", free_port(), models={"slow_s": 0.3}))
+    session = client.session()
+    model = client.model(session)
+    body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
+    sampler = client.asked("/create_sampling_session", body)["sampling_session_id"]
+    prompt = {"chunks": [{"type": "encoded_text", "tokens": [1]}]}
+    asked = {"sampling_session_id": sampler, "num_samples": 1000, "prompt": prompt}
+    ids = []
+    for seq in range(3):
+        ids.append(
+            client.asked("/asample", {**asked, "seq_id": seq, "sampling_params": {"max_tokens": 0}})["request_id"]
+        )
+    began_s = time.monotonic()
+    client.result("/optim_step", step_body(model, 1))
+    stepped_s = time.monotonic() - began_s
+    client.fetched(ids[2])
+    assert time.monotonic() - began_s > stepped_s + 0.25  # the third is sampled after the step

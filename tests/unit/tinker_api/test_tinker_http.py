@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 from nemorl.errors import UsageError
 from nemorl_agents.tinker.keys import Keys, own_key, read_keys
+from nemorl_agents.tinker.routes_checkpoints import CheckpointRoutes
+from nemorl_agents.tinker.routes_sampling import SamplingRoutes
+from nemorl_agents.tinker.routes_sessions import SessionRoutes
+from nemorl_agents.tinker.routes_training import TrainingRoutes
 from recorded_messages import Raises
 from tinker_talk import KEYS, Open, run
 from tinker_toy import BASE
@@ -179,6 +183,39 @@ def test_a_body_that_is_too_long_is_refused(talk: Open, monkeypatch: pytest.Monk
         async with talk() as it:
             assert (await it.post("/optim_step", b" " * 1001)).status_code == 413
             assert (await it.post("/optim_step", b" " * 1000)).status_code == 422
+
+    run(scene())
+
+
+ODD = [
+    b"",
+    b"null",
+    b"[]",
+    b"{}",
+    b"[" * 100_000,
+    b'{"model_id": "\\ud800", "session_id": "\\ud800", "request_id": "\\ud800", "sampling_session_id": "\\ud800", '
+    b'"tinker_path": "\\ud800", "seq_id": 1, "reason": {}}',
+    b'{"model_id": "a:train:0", "sampling_session_id": "a", "seq_id": 1e999}',
+    b'{"model_id": "a:train:0", "sampling_session_id": "a", "seq_id": -1}',
+    b'{"model_id": "a:train:0", "sampling_session_id": "a", "seq_id": 99999999999999999999999999}',
+    b'{"model_id": 7, "session_id": 7, "seq_id": {}, "num_samples": "x"}',
+    b"\xff\xfe\x00",
+]
+
+
+@pytest.mark.parametrize("body", ODD, ids=range(len(ODD)))
+def test_odd_bodies_are_the_clients_fault(talk: Open, body: bytes) -> None:
+    async def scene() -> None:
+        async with talk() as it:
+            groups = [SessionRoutes, TrainingRoutes, SamplingRoutes, CheckpointRoutes]
+            endpoints = [each for group in groups for each in group(it.service).endpoints()]
+            for endpoint in endpoints:
+                if endpoint.method in ("POST", "PUT") and endpoint.path != "/forward_backward":  # needs the wheel
+                    path = endpoint.path.replace("{", "").replace("}", "")
+                    send = it.http.request(
+                        endpoint.method, f"/api/v1{path}", content=body, headers={"X-API-Key": KEYS["ada"]}
+                    )
+                    assert (await send).status_code < 500, path
 
     run(scene())
 

@@ -56,6 +56,8 @@ async def _answered(service: Service, endpoint: Endpoint, needs_key: bool, reque
         found = await endpoint.handler(Call(owner, raw, request.path_params, request.query_params, base_url))
     except ApiError as error:
         return refusal(error)
+    except (UnicodeError, OverflowError, RecursionError) as error:  # texts and numbers that JSON has and nothing else
+        return refusal(ApiError(422, f"the request cannot be read ({type(error).__name__})"))
     except ClientDisconnect:
         return Response(status_code=HUNG_UP)
     except Exception as error:

@@ -50,7 +50,8 @@ def failure_of(error: Exception) -> tuple[str, Category]:
 
 def refusal(error: ApiError) -> Response:
     """The response for a request that is refused, with the header by which the SDK knows not to send it again."""
-    body: dict[str, Any] = {"error": error.text, "detail": error.text}
+    text = error.text.encode(errors="replace").decode()  # a name in it may be no Unicode
+    body: dict[str, Any] = {"error": text, "detail": text}
     headers = {"x-should-retry": "true" if error.may_retry else "false"}
     if error.status == 413:
         headers["connection"] = "close"

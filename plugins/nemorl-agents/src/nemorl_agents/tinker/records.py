@@ -77,6 +77,8 @@ class Request:
     media_type: str | None = None
     created_s: float = 0.0
     fetched_s: float | None = None
+    sequences: int = 1
+    """That a sample asks for."""
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,9 @@ class SamplingRoutes:
             raise ApiError(422, f"{num_samples} samples under the number {seq} are not served")
         sampler = self._service.sampler(call.owner, sampler_id)
         try:
-            request_id = await self._service.submit(call.owner, sampler.session, sampler.id, seq, "sample", call.raw)
+            request_id = await self._service.submit(
+                call.owner, sampler.session, sampler.id, seq, "sample", call.raw, sequences=num_samples
+            )
         except DataError as error:
             raise ApiError(400, error.message, fix=error.fix) from error
         return {"request_id": request_id, "sample_sequence_ids": [f"{request_id}:{i}" for i in range(num_samples)]}

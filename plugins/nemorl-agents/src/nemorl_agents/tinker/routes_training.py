@@ -92,7 +92,9 @@ class TrainingRoutes:
             raise missing("model", model_id)
         if not 1 <= seq < 1 << 60:
             raise ApiError(422, f"seq_id: {seq} is not the number of a request", fix="count from 1 in each model")
-        request_id = await self._service.submit(call.owner, session_id, model_id, seq, kind, call.raw, canonical)
+        request_id = await self._service.submit(
+            call.owner, session_id, model_id, seq, kind, call.raw, canonical=canonical
+        )
         return {"request_id": request_id, "model_id": model_id}
 
     async def _info(self, call: Call) -> Any:

@@ -187,7 +187,16 @@ class Service:
         return found
 
     async def submit(
-        self, owner: str, session_id: str, scope: str, seq: int, kind: Kind, body: bytes, canonical: bytes | None = None
+        self,
+        owner: str,
+        session_id: str,
+        scope: str,
+        seq: int,
+        kind: Kind,
+        body: bytes,
+        *,
+        canonical: bytes | None = None,
+        sequences: int = 1,
     ) -> str:
         """Take a request in; returns its id. It is on the disk before it is promised.
 
@@ -199,13 +208,17 @@ class Service:
             kind: Of the request.
             body: As it came.
             canonical: Equal for retries, where bodies need not be. Unset: the body.
+            sequences: That a sample asks for.
 
         Raises:
             ApiError: Another body has this number, or the session is gone.
         """
         self.session(owner, session_id)
         digest = blake2b(kind.encode() + b"\0" + (body if canonical is None else canonical), digest_size=16).hexdigest()
-        request = Request(f"{scope}:{seq}", scope, seq, session_id, owner, kind, digest, body, created_s=time.time())
+        request = Request(
+            f"{scope}:{seq}", scope, seq, session_id, owner, kind, digest, body,
+            created_s=time.time(), sequences=sequences,
+        )  # fmt: skip
         await self._intake.take(request)
         return request.id
 

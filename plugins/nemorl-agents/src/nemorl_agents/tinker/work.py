@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 MOST_A_TURN = 64
 """Requests of one model before another one's turn."""
 MOST_A_CALL = 1024
-"""Requests that are sampled by one call."""
+"""Sequences that are sampled by one call, beyond those of its first request."""
 CHANGES: frozenset[Kind] = frozenset({"create_model", "load_weights", "forward_backward", "optim_step"})
 """Kinds that change a model in memory."""
 DISK_S = 5.0
@@ -194,22 +194,38 @@ class Worker:
         return done, done.answer
 
     def _sample_turn(self, lane: str) -> None:
-        with self._changed:
-            waiting = self._samples[lane]
-            request_ids = [waiting.popleft() for _ in range(min(MOST_A_CALL, len(waiting)))]
-        found = [self._records.requests.get(request_id) for request_id in request_ids]
-        requests = [request for request in found if request is not None and request.state == "waiting"]
+        requests = self._taken(lane)
         if not requests:
             return
         answers = self._sampling.run(requests)
         if not self._kept([*zip(requests, answers, strict=True)], None):
             with self._changed:
-                self._samples.setdefault(lane, deque()).extendleft(reversed(request_ids))
+                self._samples.setdefault(lane, deque()).extendleft(request.id for request in reversed(requests))
                 self._turns.setdefault(("sample", lane))
             self._pause()
             return
         for request in requests:
             self._on_done(request.id)
+
+    def _taken(self, lane: str) -> list[Request]:
+        """The requests of one call, which wait no more."""
+        requests: list[Request] = []
+        sequences = 0
+        while True:
+            with self._changed:
+                waiting = self._samples[lane]
+                request_id = waiting.popleft() if waiting else None
+            if request_id is None:
+                return requests
+            request = self._records.requests.get(request_id)
+            if request is None or request.state != "waiting":
+                continue
+            sequences += request.sequences
+            if requests and sequences > MOST_A_CALL:
+                with self._changed:
+                    self._samples[lane].appendleft(request_id)
+                return requests
+            requests.append(request)
 
     def _kept(self, answers: Sequence[tuple[Request, Answer]], done: Done | None) -> bool:
         """Write answers, and what belongs to them, in one transaction; False where the disk refuses."""
