@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from nemorl_agents.tinker.keys import Keys
     from nemorl_agents.tinker.models import ModelSettings
+    from nemorl_agents.tinker.trained import TrainedModels
+
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,21 @@ def serve_tinker(settings: TinkerSettings, *, as_json: bool) -> None:
             server = stack.enter_context(
                 TinkerServer(models, settings.directory, keys, loss_named, place=settings.place)
             )
-        _tell(server.address, settings, keys, as_json=as_json)
+        _tell(server.address, settings, keys, models, as_json=as_json)
         _wait()
 
 
-def _tell(address: str, settings: TinkerSettings, keys: Keys, *, as_json: bool) -> None:
+def _tell(address: str, settings: TinkerSettings, keys: Keys, models: TrainedModels, *, as_json: bool) -> None:
+    rank = settings.models.largest_rank
     if as_json:
         facts = {"base_url": address, "api_keys": keys.by_name, "model": settings.models.name}
-        echo_json({**facts, "directory": str(settings.directory)})
+        adapters = {"largest_rank": rank, "bytes": models.adapter_bytes, "of_head": models.adapts_head}
+        echo_json({**facts, "directory": str(settings.directory), "adapters": adapters})
         return
     say(f"model: {settings.models.name}")
+    say(f"adapters: up to rank {rank}, {models.adapter_bytes / MIB:.1f} MiB each with gradients and moments")
+    if not models.adapts_head:
+        say("train_unembed changes nothing: the output head of this model is its embedding")
     say(f"directory: {settings.directory} (a server that begins here again goes on with it)")
     say(f"export TINKER_BASE_URL={address}")
     for name, key in keys.by_name.items():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self
 
-from nemorl.config.load import validate
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.errors import UsageError
 from nemorl.resources.manager import short_name
@@ -28,16 +27,15 @@ BASE = None
 class SnapshotSampler:
     """A generation backend over the versions of the weights that snapshots are."""
 
-    def __init__(self, generation: Mapping[str, Any], policy: PolicyConfig) -> None:
+    def __init__(self, config: GenerationConfig, policy: PolicyConfig) -> None:
         """
         Args:
-            generation: Fields of ``GenerationConfig``.
+            config: The engine.
             policy: Of the base.
 
         Raises:
             UsageError: The engine holds one version of the weights, or does not take them in this process.
         """
-        config = validate(GenerationConfig, dict(generation), source="serve")
         if "snapshots" not in config.backend.supports or IN_PROCESS not in config.backend.weight_transports:
             raise UsageError(
                 f"generation backend {short_name(config.backend)} does not hold several snapshots in this process",

@@ -16,7 +16,7 @@ from typing import Any
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.load import validate
-from nemorl.config.models import PolicyConfig
+from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.contracts import AdamStep as StepValues
 from nemorl.contracts import AdaptedModules, AdapterBackend, AdapterShape, Loss, SharedBase, TrainingBackend
 from nemorl.errors import UsageError
@@ -28,6 +28,7 @@ from nemorl_rl.models.hub_models import require_model
 from nemorl_rl.placement.halved_policy import HalvedPolicy
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.model_config import read_model_config
+from nemorl_trust.site_check import require_engine
 
 from nemorl_agents.tinker.batches import client_batch
 from nemorl_agents.tinker.losses import ClientLoss
@@ -58,7 +59,10 @@ def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
 
     Raises:
         ConfigError: There is no such model, or it cannot be trained or sampled from so.
+        UsageError: The site does not admit it, or the engine holds one version of the weights.
     """
+    generation = validate(GenerationConfig, dict(settings.generation), source="serve")
+    require_engine(settings.model, generation.backend)
     require_model(settings.model)
     limit = min(settings.max_sequence_tokens, context_tokens(settings.model) or settings.max_sequence_tokens)
     text = read_model_config(PolicyConfig(model_name=settings.model)).get_text_config()
@@ -73,7 +77,7 @@ def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
     launcher = LocalLauncher(context)
     group = launcher.training_group(TrainingFactory(policy), "the Tinker server's trainer")
     try:
-        with SnapshotSampler(settings.generation, policy) as sampler:
+        with SnapshotSampler(generation, policy) as sampler:
             yield TrainedModels(settings, policy, group, sampler, vocabulary=text.vocab_size)
     finally:
         group.shutdown()
@@ -96,7 +100,11 @@ class TrainedModels:
         self._vocabulary = vocabulary
         lora = policy.lora
         assert lora is not None, "the policy has adapters"
-        self._adapts_head = lora.head
+        self.adapts_head = lora.head
+        """Where the head is the embedding it stays as it is, whatever ``train_unembed`` says."""
+        factors = (tensor for part in group.call(AdapterBackend.export_adapters)[0] for tensor in part.values())
+        self.adapter_bytes = 4 * sum(factor.nbytes for factor in factors)
+        """Of one in use, of the largest rank: weights, gradients and two moments, in float32."""
         self._in_place = POLICY
         self._shapes: dict[str, AdapterShape] = {}
         self._passes: dict[str, list[tuple[TokenBatch, Loss]]] = defaultdict(list)
@@ -110,7 +118,7 @@ class TrainedModels:
         asked: dict[AdaptedModules, bool] = {
             "attention": new.train_attn,
             "mlp": new.train_mlp,
-            "head": new.train_unembed and self._adapts_head,
+            "head": new.train_unembed and self.adapts_head,
         }
         modules = frozenset(name for name, is_asked in asked.items() if is_asked)
         if not modules:
