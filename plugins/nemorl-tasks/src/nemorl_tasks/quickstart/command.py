@@ -105,8 +105,8 @@ def _tell_sight(summary: Mapping[str, Any], folder: Path) -> None:
     say(f"\nblank images: the same questions, with no shape to count. It took {summary['seconds']:.0f} s.")
     say(f"report: {summary['report']}")
     say(f"look at drawings and answers: {called()} view {folder / 'grpo'}")
-    blind = f"data.blank=true --run-dir {folder.with_name(folder.name + '-blank')}"
-    say(f"the same, learnt from blank images: {called()} quickstart --vision {blind}")
+    blind = f"--seed {summary['seed']} --run-dir {folder.with_name(folder.name + '-blank')} data.blank=true"
+    say(f"GRPO on blank images, which teach nothing: {called()} quickstart --vision {blind}")
 
 
 def run(
@@ -116,7 +116,7 @@ def run(
 
     Returns:
         ``accuracy_before`` and ``accuracy_after`` GRPO, of 0 to 1; ``control_before`` and ``control_after`` if the
-        recipe has a control; ``seconds``, ``run_dir`` and ``report``.
+        recipe has a control; ``seed``, ``seconds``, ``run_dir`` and ``report``.
     """
     started = time.monotonic()
     console.announce("making a tiny model and its tasks")
@@ -143,6 +143,7 @@ def run(
     report = write_combined_report(runs, folder / "report.html", tiles)
     return {
         **figures,
+        "seed": seed,
         "seconds": round(time.monotonic() - started, 1),
         "run_dir": str(folder),
         "report": str(report),
