@@ -27,7 +27,7 @@ PATCH = 7
 """Pixels of a patch's side; a token is two by two of them."""
 SPREAD = 0.1
 """Standard deviation of random weights. The usual 0.02 suits wide layers: in ones of 48 and 64 a signal fades, and
-after 300 steps two models of three answer without looking (docs/results/quickstart-vision.md)."""
+after 300 steps two models of three hardly look (docs/results/quickstart-vision.md)."""
 
 
 def write_tiny_sight(path: Path | str, *, pixels: int = 28, hidden_size: int = 64, layers: int = 2) -> Path:
