@@ -116,6 +116,16 @@ def test_the_panel_shows_stage_numbers_phase_and_progress(clock: Clock) -> None:
     console.close()
 
 
+def test_accuracies_of_two_sets_are_shown_one_by_one_and_of_many_as_their_mean(clock: Clock) -> None:
+    console, out = plain(clock)
+    console.start("run", 1)
+    console.step(1, {"validation/eyes/accuracy": 1.0, "validation/blank/accuracy": 0.25, "validation/accuracy": 0.625})
+    many = {f"validation/{name}/accuracy": 0.5 for name in "abcd"}
+    console.step(1, {**many, "validation/accuracy": 0.5})
+    assert "accuracy eyes 1.000, blank 0.250  " in out.getvalue().splitlines()[1]
+    assert "accuracy 0.500  " in out.getvalue().splitlines()[2]
+
+
 def test_the_cursor_comes_back_when_the_run_raises(clock: Clock) -> None:
     out = io.StringIO()
 

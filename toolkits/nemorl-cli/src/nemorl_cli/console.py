@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import sys
 import threading
 import time
@@ -48,6 +49,9 @@ SHOWN = (
     ("tokens/s", THROUGHPUT_NAMES, "{:,.0f}"),
 )
 """Columns of a step: label, metric names in order of preference, format."""
+SET_ACCURACY = re.compile("validation/[^/]+/accuracy")
+MOST_SETS = 3
+"""Validation sets whose accuracies are shown one by one; of more, the mean."""
 
 
 @dataclass
@@ -165,7 +169,7 @@ class Console:
         self._run.latest.update(metrics)
         if (reward := metrics.get("train/reward")) is not None:
             self._run.rewards.append(reward)
-        if (accuracy := metrics.get("validation/accuracy")) is not None:
+        if (accuracy := metrics.get("validation/accuracy")) is not None and not _accuracies(metrics):
             self._run.best = accuracy if self._run.best is None else max(self._run.best, accuracy)
         if self._quiet or self._wants_live:
             return
@@ -224,8 +228,11 @@ class Console:
         pairs = []
         for label, names, form in SHOWN:
             value = next((metrics[name] for name in names if metrics.get(name) is not None), None)
-            if value is not None:
-                pairs.append((label, form.format(value)))
+            if value is None:
+                continue
+            each = _accuracies(metrics) if label == "accuracy" else {}
+            said = ", ".join(f"{name} {form.format(part)}" for name, part in each.items())
+            pairs.append((label, said or form.format(value)))
         return pairs
 
     def _elapsed_s(self) -> float:
@@ -282,6 +289,14 @@ class Console:
                 text.append(f" (best {self._run.best:.3f})", style="dim")
             text.append("   ")
         return text or Text("waiting for the first step", style="dim")
+
+
+def _accuracies(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Accuracy of each validation set by its name, where there are several and not too many: a mean of a set that is to
+    rise and of one that is not would say nothing.
+    """
+    parts = {name.split("/")[1]: value for name, value in metrics.items() if SET_ACCURACY.fullmatch(name)}
+    return parts if 1 < len(parts) <= MOST_SETS else {}
 
 
 def sparkline(values: list[float]) -> str:

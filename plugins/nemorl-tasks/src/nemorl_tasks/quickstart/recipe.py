@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.types import Row
+from nemorl_rl.data.rows import rows_of
+from nemorl_rl.models.tiny import write_tiny_model
+
+NAME = "quickstart"
+ACCURACY, CONTROL = "validation/accuracy", None
 
 MODEL_SIZE: dict[str, Any] = {
     "hidden_size": 128,
@@ -22,6 +27,11 @@ MODEL_SIZE: dict[str, Any] = {
 
 SLOPPY_OFFSETS = (0, 1, 0, 1, 1)
 """How far off each of the teacher's five answers to a problem is."""
+
+
+def write_model(path: Path) -> Path:
+    """The untrained model, in a folder."""
+    return write_tiny_model(path, **MODEL_SIZE)
 
 
 def problems(seed: int) -> dict[str, Any]:
@@ -37,6 +47,11 @@ def sloppy_rows(rows: Sequence[Row]) -> list[Row]:
         for row in rows
         for offset in SLOPPY_OFFSETS
     ]
+
+
+def taught_rows(seed: int) -> list[Row]:
+    """What the warm-up imitates."""
+    return sloppy_rows(rows_of(problems(seed), "train") or [])
 
 
 def sft_config(base: Path, run_dir: Path, seed: int) -> dict[str, Any]:
