@@ -20,9 +20,6 @@ from nemorl_tensors import TokenBatch
 from nemorl_agents.tinker.execution import derived_seed
 from nemorl_agents.tinker.models import Sampled, SampledSequence, SampleRequest, Topk
 
-BASE = None
-"""In place of a snapshot: the model without an adapter."""
-
 
 class SnapshotSampler:
     """A generation backend over the versions of the weights that snapshots are."""
@@ -59,7 +56,7 @@ class SnapshotSampler:
         """Answers in order.
 
         Args:
-            snapshot: By its folder.
+            snapshot: By its folder; ``None``: the base itself.
             requests: Of its weights.
             put_in_place: Makes the trainer's weights those of the snapshot; asked where the engine does not hold them.
         """
