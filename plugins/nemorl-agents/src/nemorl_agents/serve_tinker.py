@@ -13,11 +13,12 @@ from nemorl_cli.answers import echo_json
 from nemorl_cli.console import Console
 from nemorl_cli.terminal import say
 
+from nemorl_agents.tinker.models import ModelSettings
+
 if TYPE_CHECKING:
     from nemorl_trust.listening import Place
 
     from nemorl_agents.tinker.keys import Keys
-    from nemorl_agents.tinker.models import ModelSettings
     from nemorl_agents.tinker.trained import TrainedModels
 
 MIB = 1 << 20

@@ -29,7 +29,7 @@ class _Backend(TrainingBackend, HalvedSteps):
 
 
 def check_two_halves_are_a_train_step(subject: Subject) -> None:
-    """forward_backward and optimizer_step leave the weights and say the metrics that train_step does. (DESIGN 10)"""
+    """forward_backward and optimizer_step leave the weights and say the metrics that train_step does. (DESIGN 9)"""
     whole, halves, batch = _backend(subject), _backend(subject), ragged_batch()
     for _ in range(2):
         once = whole.train_step(batch, Counted())
@@ -42,7 +42,7 @@ def check_two_halves_are_a_train_step(subject: Subject) -> None:
 
 def check_gradients_of_several_calls_add_up(subject: Subject) -> None:
     """Two calls with a part of a batch each, and one update: that of the batch. What is measured between them adds
-    nothing. (DESIGN 10)"""
+    nothing. (DESIGN 9)"""
     whole, parts, batch = _backend(subject), _backend(subject), ragged_batch()
     before = weights_of(whole)
     whole.forward_backward(batch, WeightedNLL())
@@ -58,7 +58,7 @@ def check_gradients_of_several_calls_add_up(subject: Subject) -> None:
 
 
 def check_a_pass_says_what_its_loss_was_given(subject: Subject) -> None:
-    """Both passes return the log-probs before the update, each at its place, of all sequences. (DESIGN 10)"""
+    """Both passes return the log-probs before the update, each at its place, of all sequences. (DESIGN 9)"""
     backend, batch = _backend(subject), ragged_batch()
     expected = backend.get_logprobs(batch)
     for loss in (WeightedNLL(), Selective()):
@@ -70,7 +70,7 @@ def check_a_pass_says_what_its_loss_was_given(subject: Subject) -> None:
 
 
 def check_a_step_takes_the_adam_it_is_given(subject: Subject) -> None:
-    """lr, weight decay, eps and clipping of an ``AdamStep`` are those of this update alone. (DESIGN 10)"""
+    """lr, weight decay, eps and clipping of an ``AdamStep`` are those of this update alone. (DESIGN 9)"""
     first = _sharp_update(subject, SHARP)
     doubled = _sharp_update(subject, AdamStep(2 * SHARP.lr, SHARP.betas, SHARP.eps))
     expect_close(doubled / first, torch.tensor(2.0), 1e-3, "the update at twice the rate, to that at the rate,")
@@ -86,7 +86,7 @@ def check_a_step_takes_the_adam_it_is_given(subject: Subject) -> None:
 
 
 def check_a_pass_that_failed_midway_is_not_applied(subject: Subject) -> None:
-    """After a loss that raised nothing is updated until the gradients are cleared; then all is well. (DESIGN 10)"""
+    """After a loss that raised nothing is updated until the gradients are cleared; then all is well. (DESIGN 9)"""
     backend, other, batch = (
         _backend(subject, microbatch_tokens=8),
         _backend(subject, microbatch_tokens=8),

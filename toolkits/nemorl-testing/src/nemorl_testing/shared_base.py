@@ -25,7 +25,7 @@ class _Backend(TrainingBackend, AdapterBackend, HalvedSteps, SharedBase):
 
 def check_adapters_that_take_turns_learn_as_alone(subject: Subject) -> None:
     """Gradients and updates of two adapters interleave; each is, bit for bit, what it is without the other.
-    (DESIGN 10)"""
+    (DESIGN 9)"""
     alone = {}
     for name in SHAPES:
         backend = _backend(subject, [name])
@@ -38,7 +38,7 @@ def check_adapters_that_take_turns_learn_as_alone(subject: Subject) -> None:
 
 
 def check_a_new_adapter_says_what_the_base_says(subject: Subject) -> None:
-    """After others have learnt, one that is added leaves the base model as it is. (DESIGN 10)"""
+    """After others have learnt, one that is added leaves the base model as it is. (DESIGN 9)"""
     backend = _backend(subject, ["one"])
     untrained = backend.get_logprobs(ragged_batch())
     backend.use_adapter("one")
@@ -49,7 +49,7 @@ def check_a_new_adapter_says_what_the_base_says(subject: Subject) -> None:
 
 
 def check_an_adapter_that_is_removed_is_gone(subject: Subject) -> None:
-    """A name that was removed is refused, and one added under it begins anew. (DESIGN 10)"""
+    """A name that was removed is refused, and one added under it begins anew. (DESIGN 9)"""
     backend = _backend(subject, ["one"])
     untrained = backend.get_logprobs(ragged_batch())
     backend.use_adapter("one")

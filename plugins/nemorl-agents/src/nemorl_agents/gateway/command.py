@@ -96,8 +96,7 @@ def serve(
     if tinker:
         from nemorl_trust.listening import Place, allow_more_open_files
 
-        from nemorl_agents.serve_tinker import TinkerSettings, serve_tinker
-        from nemorl_agents.tinker.models import ModelSettings
+        from nemorl_agents.serve_tinker import ModelSettings, TinkerSettings, serve_tinker
 
         allow_more_open_files()
         place = Place(host=host, port=port, tls_certificate=tls_certificate, tls_key=tls_key, plaintext=plaintext)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nemorl.base.files.atomic import replace_text
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.load import validate
 from nemorl.config.models import GenerationConfig, PolicyConfig
@@ -177,7 +178,7 @@ class TrainedModels:
         self._group.call(AdapterBackend.save_adapters, folder)
         shape = self._shapes[model_id]
         facts = {"rank": shape.rank, "alpha": shape.alpha, "seed": shape.seed, "modules": sorted(shape.modules)}
-        (folder / SHAPE).write_text(json.dumps(facts) + "\n")
+        replace_text(folder / SHAPE, json.dumps(facts) + "\n")
 
     def sample(self, base: str, snapshot: Path | None, requests: Sequence[SampleRequest]) -> list[Sampled]:
         def put_in_place() -> HostGroup:
