@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
+__all__ = ["ModelSettings", "TinkerSettings", "serve_tinker"]
+
+
 @dataclass(frozen=True)
 class TinkerSettings:
     """What the command line says."""
