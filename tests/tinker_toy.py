@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from nemorl.contracts import AdamStep
 from nemorl.errors import UsageError
 from nemorl_agents.tinker.models import (
-    AdamStep,
     Base,
     Datum,
     NewModel,
@@ -110,19 +110,19 @@ class ToyModels:
             adapter = self.adapters[model_id]
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in adapter.parameters]
             norm = math.sqrt(sum(float((g**2).sum()) for g in gradients))
-            if 0 < adam.grad_clip_norm < norm:
-                gradients = [g * (adam.grad_clip_norm / norm) for g in gradients]
+            if adam.max_grad_norm is not None and adam.max_grad_norm < norm:
+                gradients = [g * (adam.max_grad_norm / norm) for g in gradients]
             moments = adapter.moments
             count = moments["count"] = moments.get("count", torch.zeros(())) + 1
             for number, (parameter, gradient) in enumerate(zip(adapter.parameters, gradients, strict=True)):
-                first = moments.get(f"m{number}", torch.zeros_like(gradient)).lerp(gradient, 1 - adam.beta1)
-                second = moments.get(f"v{number}", torch.zeros_like(gradient)).lerp(gradient**2, 1 - adam.beta2)
+                first = moments.get(f"m{number}", torch.zeros_like(gradient)).lerp(gradient, 1 - adam.betas[0])
+                second = moments.get(f"v{number}", torch.zeros_like(gradient)).lerp(gradient**2, 1 - adam.betas[1])
                 moments[f"m{number}"], moments[f"v{number}"] = first, second
-                m = first / (1 - adam.beta1 ** float(count))
-                v = second / (1 - adam.beta2 ** float(count))
+                m = first / (1 - adam.betas[0] ** float(count))
+                v = second / (1 - adam.betas[1] ** float(count))
                 with torch.no_grad():
-                    parameter.mul_(1 - adam.learning_rate * adam.weight_decay)
-                    parameter.sub_(adam.learning_rate * m / (v.sqrt() + adam.eps))
+                    parameter.mul_(1 - adam.lr * adam.weight_decay)
+                    parameter.sub_(adam.lr * m / (v.sqrt() + adam.eps))
                 parameter.grad = None
             return {"grad_norm": norm}
 

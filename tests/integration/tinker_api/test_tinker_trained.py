@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from nemorl.config import PolicyConfig
+from nemorl.contracts import AdamStep
 from nemorl.errors import UsageError
 from nemorl_agents.tinker.losses import loss_named
-from nemorl_agents.tinker.models import AdamStep, Datum, ModelSettings, NewModel, SampleRequest
+from nemorl_agents.tinker.models import Datum, ModelSettings, NewModel, SampleRequest
 from nemorl_agents.tinker.trained import TrainedModels, trained_models
 from nemorl_dtensor.model import load_model
 from nemorl_rl.models.tiny import write_tiny_model
@@ -22,7 +23,7 @@ from torch import Tensor
 pytestmark = pytest.mark.slow
 
 CROSS_ENTROPY = loss_named("cross_entropy")
-ADAM = AdamStep(learning_rate=1e-2)
+ADAM = AdamStep(lr=1e-2)
 FIRST, SECOND = NewModel("base", rank=4, seed=1), NewModel("base", rank=2, seed=2, train_mlp=False, train_unembed=False)
 
 
@@ -120,7 +121,7 @@ def test_a_pass_that_is_refused_changes_nothing(models: TrainedModels, raises: R
     with raises(UsageError, "data[0]", 64):
         models.forward_backward("d:1", [datum(*[5] * 66)], CROSS_ENTROPY)
     with raises(UsageError, "eps"):
-        models.step("d:1", AdamStep(eps=0.0))
+        models.step("d:1", AdamStep(lr=1e-2, eps=0.0))
     for name in ("d:1", "d:2"):
         models.step(name, ADAM)
     assert_equal(said(models, "d:1"), said(models, "d:2"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
-    from nemorl.contracts.training import Loss
+    from nemorl.contracts import AdamStep, Loss
     from torch import Tensor
 
 StopReason = Literal["stop", "length"]
@@ -60,20 +60,6 @@ class NewModel:
     train_mlp: bool = True
     train_attn: bool = True
     train_unembed: bool = True
-
-
-@dataclass(frozen=True)
-class AdamStep:
-    """The settings of one optimizer step: they may differ from step to step."""
-
-    learning_rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-12
-    weight_decay: float = 0.0
-    """Decoupled from the gradient, as in AdamW (arXiv:1711.05101)."""
-    grad_clip_norm: float = 0.0
-    """Largest L2 norm of the whole gradient; 0: any."""
 
 
 @dataclass(frozen=True)

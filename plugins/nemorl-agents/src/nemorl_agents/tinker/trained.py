@@ -18,8 +18,7 @@ from nemorl.base.files.atomic import replace_text
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.load import validate
 from nemorl.config.models import GenerationConfig, PolicyConfig
-from nemorl.contracts import AdamStep as StepValues
-from nemorl.contracts import AdaptedModules, AdapterBackend, AdapterShape, Loss, SharedBase, TrainingBackend
+from nemorl.contracts import AdamStep, AdaptedModules, AdapterBackend, AdapterShape, Loss, SharedBase, TrainingBackend
 from nemorl.errors import UsageError
 from nemorl.metrics import values
 from nemorl.resources.manager import LocalLauncher
@@ -34,7 +33,6 @@ from nemorl_trust.site_check import require_engine
 from nemorl_agents.tinker.batches import client_batch
 from nemorl_agents.tinker.losses import ClientLoss
 from nemorl_agents.tinker.models import (
-    AdamStep,
     Base,
     Datum,
     ModelSettings,
@@ -149,8 +147,7 @@ class TrainedModels:
         if adam.eps <= 0:
             raise UsageError(f"eps is {adam.eps}: weights without a gradient would be divided by 0", fix="send 1e-12")
         self._use(model_id)
-        betas, clip = (adam.beta1, adam.beta2), adam.grad_clip_norm or None
-        made = self._policy.optimizer_step(StepValues(adam.learning_rate, betas, adam.eps, adam.weight_decay, clip))
+        made = self._policy.optimizer_step(adam)
         self._passes.pop(model_id, None)
         return values(made)
 

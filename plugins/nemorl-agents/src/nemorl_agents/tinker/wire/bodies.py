@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeVar
 
+from nemorl.contracts import AdamStep
 from nemorl.errors import DataError
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
-
-from nemorl_agents.tinker.models import AdamStep
 
 SHORTEST_TTL_S, LONGEST_TTL_S = 3600, 10 * 366 * 86_400
 
@@ -117,8 +116,9 @@ class OptimStep(Body):
         if self.optimizer_params is not None or self.adam_params is None:
             kind = (self.optimizer_params or {}).get("type", "unknown")
             raise DataError(f"a step of the optimizer {kind} is not served", fix="pass AdamParams to optim_step")
-        given = self.adam_params.model_dump()
-        return AdamStep(**{**given, "grad_clip_norm": max(0.0, self.adam_params.grad_clip_norm)})
+        given = self.adam_params
+        clip = given.grad_clip_norm if given.grad_clip_norm > 0 else None
+        return AdamStep(given.learning_rate, (given.beta1, given.beta2), given.eps, given.weight_decay, clip)
 
 
 class Saved(Body):
