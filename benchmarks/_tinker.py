@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 NAME = "Qwen/Qwen3-4B-Instruct-2507"
-"""The cookbook chooses its chat format by the model's name: this one's has no thoughts. Only the name is this model's."""
+"""The cookbook chooses a chat format by the model's name: this one's has no thoughts. Only the name is that model's."""
 CHARACTERS = [*map(chr, range(32, 127)), "\n"]
 SPECIALS = ["im_start", "im_end", "endoftext"]
 TAGS = ["think", "/think", "tool_call", "/tool_call", "tool_response", "/tool_response"]
@@ -41,9 +42,23 @@ def write_model(work: Path, *, context_tokens: int = 4096, **sizes: int) -> Path
     return path
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server that runs."""
+
+    env: dict[str, str]
+    """Of its clients."""
+    pid: int
+
+    def cpu_s(self) -> float:
+        """CPU seconds that it has used, all threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def serving(work: Path, *words: str) -> Iterator[dict[str, str]]:
-    """``nemorl serve --tinker`` in ``work``; the environment variables of its clients."""
+def serving(work: Path, *words: str) -> Iterator[Served]:
+    """``nemorl serve --tinker`` in ``work``."""
     line = [*SERVE, NAME, "--tinker", "--json", "--directory", "served", *words]
     with (work / "server.log").open("w") as log:
         process = subprocess.Popen(line, cwd=work, stdout=subprocess.PIPE, stderr=log, text=True)
@@ -54,7 +69,7 @@ def serving(work: Path, *words: str) -> Iterator[dict[str, str]]:
             raise RuntimeError((work / "server.log").read_text())
         facts = json.loads(told)
         (key,) = facts["api_keys"].values()
-        yield {**os.environ, "TINKER_BASE_URL": facts["base_url"], "TINKER_API_KEY": key}
+        yield Served({**os.environ, "TINKER_BASE_URL": facts["base_url"], "TINKER_API_KEY": key}, process.pid)
     finally:
         process.terminate()
         process.wait(60)

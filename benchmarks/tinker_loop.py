@@ -1,13 +1,14 @@
-"""A client's loop through `nemorl serve --tinker` against `nemorl train` of the same loop, and what several tenants cost.
+"""A client's loop through `nemorl serve --tinker` against `nemorl train` of the same loop, and the cost of tenants.
 
     python benchmarks/tinker_loop.py loop --case p128r64g8 --steps 12
     python benchmarks/tinker_loop.py tenants
 
 `loop`: one client of the package `tinker` does GRPO's step with the losses and calls of the API: sample, importance
 sampling, AdamW, weights to sample from. The other side is GRPO of nemorl. Both train an adapter of rank 32 on the same
-model, by turns, one step at a time: one side waits while the other steps. Wall seconds, since a client has two processes.
-`tenants`: in one process, what it takes to put another tenant's adapter in place, and one pass of 16 rows against two of
-8, which is the most that a batch with rows of both could save.
+model, by turns, one step at a time: one side waits while the other steps. CPU seconds of the client's side are those of
+both processes. The ratios are of single steps side by side; their median is given.
+`tenants`: in one process, the time to put another tenant's adapter in place, and one pass of 16 rows against two of 8,
+which is the most that a batch with rows of both could save.
 """
 
 from __future__ import annotations
@@ -98,15 +99,14 @@ class Client:
 
 def run_client(work: Path, case: Case, steps: int, turn: Turn) -> None:
     start_side(THREADS)
-    with serving(work, "--largest-rank", str(RANK)) as env:
-        os.environ |= env
+    with serving(work, "--largest-rank", str(RANK)) as served:
+        os.environ |= served.env
         os.chdir(work)
         client = Client(case)
-        client.step(0)
-        turn.step_done()
-        for step in range(1, steps):
+        for step in range(steps):
+            before_s = served.cpu_s()
             tokens = client.step(step)
-            turn.step_done(tokens=float(tokens), **client.spent)
+            turn.step_done(tokens=float(tokens), server_cpu_s=served.cpu_s() - before_s, **client.spent)
 
 
 def run_nemorl(work: Path, case: Case, steps: int, turn: Turn) -> None:
@@ -154,17 +154,24 @@ def loop(case: Case, steps: int) -> dict[str, Any]:
         write_model(work, **SIZES)
         sides = {"nemorl": run_nemorl, "client": run_client}
         steps_of = take_turns({side: partial(run, work, case, steps) for side, run in sides.items()})
-    found = {side: _medians(each[WARMUP_STEPS:]) for side, each in steps_of.items()}
-    ratios = [
-        client.wall_s / nemorl.wall_s
-        for client, nemorl in list(zip(steps_of["client"], steps_of["nemorl"], strict=True))[WARMUP_STEPS:]
-    ]
-    return {**found, "ratio": statistics.median(ratios), "steps": len(ratios)}
+    kept = {side: each[WARMUP_STEPS:] for side, each in steps_of.items()}
+    pairs = [*zip(kept["client"], kept["nemorl"], strict=True)]
+    return {
+        **{side: _medians(each) for side, each in kept.items()},
+        "ratio_wall": statistics.median(client.wall_s / nemorl.wall_s for client, nemorl in pairs),
+        "ratio_cpu": statistics.median(_cpu_s(client) / nemorl.cpu_s for client, nemorl in pairs),
+        "steps": len(pairs),
+    }
+
+
+def _cpu_s(step: StepTime) -> float:
+    return step.cpu_s + step.facts.get("server_cpu_s", 0.0)
 
 
 def _medians(steps: Sequence[StepTime]) -> dict[str, float]:
     facts = {name: statistics.median(step.facts[name] for step in steps) for name in steps[0].facts}
-    return {"wall_s": statistics.median(step.wall_s for step in steps), **facts}
+    times = {"wall_s": [step.wall_s for step in steps], "cpu_s": [_cpu_s(step) for step in steps]}
+    return {name: statistics.median(each) for name, each in times.items()} | facts
 
 
 def tenants(repeats: int) -> dict[str, float]:
@@ -182,7 +189,7 @@ def tenants(repeats: int) -> dict[str, float]:
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as name:
         model = write_model(Path(name), **SIZES)
-        settings = ModelSettings(str(model), NAME, 512, RANK, "float32", {"backend": "hf", "snapshots": 2})
+        settings = ModelSettings(str(model), NAME, 512, RANK, "float32", {"backend": {"name": "hf", "snapshots": 2}})
         with trained_models(settings) as models:
             for tenant in ("a:1", "b:1"):
                 models.create(tenant, NewModel(NAME, RANK, 0))
@@ -228,12 +235,10 @@ def main() -> None:
         columns = ["", "ms"]
     else:
         found = loop(case_of(options.case, 1e-4, None), options.steps)
-        rows = [
-            [side, *(f"{found[side].get(key, float('nan')):.3f}" for key in ("wall_s", "tokens"))]
-            for side in ("nemorl", "client")
-        ]
-        columns = ["", "wall s a step", "tokens sampled"]
-        rows.append(["ratio", f"{found['ratio']:.3f}", ""])
+        names = ("wall_s", "cpu_s", "tokens")
+        rows = [[side, *(f"{found[side][name]:.3f}" for name in names)] for side in ("nemorl", "client")]
+        columns = ["", "wall s a step", "CPU s a step", "tokens sampled"]
+        rows.append(["ratio", f"{found['ratio_wall']:.3f}", f"{found['ratio_cpu']:.3f}", ""])
     if options.json:
         print(json.dumps({"machine": machine(THREADS), **found}))
     else:

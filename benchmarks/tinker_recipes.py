@@ -3,8 +3,8 @@
     PYTHONPATH=COOKBOOK python benchmarks/tinker_recipes.py --work DIRECTORY [--only NAME] [--json]
 
 COOKBOOK: a folder with tinker_cookbook 0.6.1 and what it imports. One server serves all recipes, one after the other;
-each is a process of `python -m tinker_cookbook.recipes...`, or of one call of its own entry point where it has
-no words for the file. What a recipe wrote into its `metrics.jsonl` is the evidence: the first and the last fifth of its steps.
+each is a process of `python -m tinker_cookbook.recipes...`, or of one call of its own entry point where it has no words
+for the file. What a recipe wrote into its `metrics.jsonl` is the evidence: the first and the last fifth of its steps.
 """
 
 from __future__ import annotations
@@ -186,7 +186,14 @@ def write_files(work: Path) -> None:
     words = ["after", "before", "many", "time", "river", "stone", "under", "house"]
     lines = [" ".join(draw.choices(words, k=12)) for _ in range(3000)]
     (corpus / "train.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
-    card = "---\nconfigs:\n- config_name: wikitext-103-raw-v1\n  data_files:\n  - split: train\n    path: train.jsonl\n---\n"
+    parts = [
+        "configs:",
+        "- config_name: wikitext-103-raw-v1",
+        "  data_files:",
+        "  - split: train",
+        "    path: train.jsonl",
+    ]
+    card = "\n".join(["---", *parts, "---", ""])
     (corpus / "README.md").write_text(card)
 
 
@@ -208,7 +215,13 @@ def run(recipe: Recipe, work: Path, env: dict[str, str], *, timeout_s: float) ->
     with log.with_suffix(".out").open("w") as out:
         try:
             rc = subprocess.run(
-                [sys.executable, *start, *words], cwd=work, env=env, stdout=out, stderr=out, timeout=timeout_s
+                [sys.executable, *start, *words],
+                cwd=work,
+                env=env,
+                stdout=out,
+                stderr=out,
+                timeout=timeout_s,
+                check=False,
             ).returncode
         except subprocess.TimeoutExpired:
             rc = 124
@@ -250,10 +263,10 @@ def main() -> None:
     write_model(work)
     write_files(work)
     outcomes = []
-    with serving(work, "--max-sequence-tokens", "4096") as env:
+    with serving(work, "--max-sequence-tokens", "4096") as served:
         for recipe in ALL:
             if options.only is None or recipe.name in options.only:
-                outcomes.append(run(recipe, work, env, timeout_s=options.timeout_s))
+                outcomes.append(run(recipe, work, served.env, timeout_s=options.timeout_s))
                 print(json.dumps(vars(outcomes[-1])) if options.json else outcomes[-1], flush=True)
     sys.exit(any(each.error or each.learned is False for each in outcomes))
 
