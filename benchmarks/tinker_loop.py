@@ -70,9 +70,7 @@ class Client:
 
     def _groups(self, seed: int) -> list[list[Any]]:
         case, types = self.case, self.types
-        params = types.SamplingParams(
-            max_tokens=case.new_tokens, temperature=1.0, seed=seed, stop=[self.tokenizer.eos_token_id]
-        )
+        params = types.SamplingParams(max_tokens=case.new_tokens, temperature=1.0, seed=seed)
         asked = [
             self.sampler.sample(types.ModelInput.from_ints(prompt), num_samples=case.group_size, sampling_params=params)
             for prompt in self.prompts
