@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,7 @@ def test_samples_that_come_one_by_one_are_one_call(talk: Open, monkeypatch: pyte
                 prompt = {"chunks": [{"type": "encoded_text", "tokens": [seq]}]}
                 asked = {"sampling_session_id": sampler, "seq_id": seq, "num_samples": 1, "prompt": prompt}
                 ids.append((await it.asked("/asample", {**asked, "sampling_params": {"max_tokens": 2}}))["request_id"])
+                await asyncio.sleep(0.05)
             for request_id in ids:
                 assert (await it.post("/retrieve_future", {"request_id": request_id})).status_code == 200
             assert it.models.calls == [("sample", BASE)]
