@@ -42,11 +42,11 @@ class Client:
 
         self.case, self.types = case, tinker.types
         self.service = tinker.ServiceClient()
-        self.training = self.service.create_lora_training_client(NAME, rank=RANK, seed=0)
+        self.training = self.service.create_lora_training_client(NAME, rank=RANK, seed=0).result()
         self.tokenizer = self.training.get_tokenizer()
         texts = [row["prompt"] for row in case.rows[: case.prompts_per_step]]
         self.prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
-        self.sampler = self.training.save_weights_and_get_sampling_client()
+        self.sampler = self.training.save_weights_and_get_sampling_client().result()
         self.spent: dict[str, float] = {}
 
     def step(self, seed: int) -> int:
@@ -63,7 +63,7 @@ class Client:
         passed.result()
         updated.result()
         trained = time.perf_counter()
-        self.sampler = self.training.save_weights_and_get_sampling_client()
+        self.sampler = self.training.save_weights_and_get_sampling_client().result()
         ended = time.perf_counter()
         self.spent = {"sample_s": sampled - started, "train_s": trained - sampled, "weights_s": ended - trained}
         return sum(len(sequence.tokens) for group in groups for sequence in group)
