@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from nemorl_agents.tinker import work
 from tinker_talk import Open, run
+from tinker_toy import BASE
 
 
 def step(model: str, seq: int) -> dict[str, Any]:
@@ -115,5 +118,27 @@ def test_a_disk_that_is_full_for_a_while_applies_nothing_twice(talk: Open, monke
                 found = await it.asked("/retrieve_future", {"request_id": request_id})
             assert await it.scale(model) == pytest.approx(1 / 2)
             assert [verb for verb, _ in it.models.calls].count("step") > 1  # again, each time on the model as it was
+
+    run(scene())
+
+
+def test_samples_that_come_one_by_one_are_one_call(talk: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client sends each of its prompts by itself. Here a second may pass between two, for machines that are busy."""
+    monkeypatch.setattr(work, "GATHER_S", 1.0)
+    monkeypatch.setattr(work, "LONGEST_GATHER_S", 30.0)
+
+    async def scene() -> None:
+        async with talk(hold_s=30.0) as it:
+            body = {"session_id": await it.session(), "sampling_session_seq_id": 0, "base_model": BASE}
+            sampler = (await it.asked("/create_sampling_session", body))["sampling_session_id"]
+            ids = []
+            for seq in range(1, 5):
+                prompt = {"chunks": [{"type": "encoded_text", "tokens": [seq]}]}
+                asked = {"sampling_session_id": sampler, "seq_id": seq, "num_samples": 1, "prompt": prompt}
+                ids.append((await it.asked("/asample", {**asked, "sampling_params": {"max_tokens": 2}}))["request_id"])
+                await asyncio.sleep(0.05)
+            for request_id in ids:
+                assert (await it.post("/retrieve_future", {"request_id": request_id})).status_code == 200
+            assert it.models.calls == [("sample", BASE)]
 
     run(scene())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
@@ -26,6 +27,8 @@ MOST_A_TURN = 64
 """Requests of one model before another one's turn."""
 MOST_A_CALL = 1024
 """Sequences that are sampled by one call, beyond those of its first request."""
+GATHER_S, LONGEST_GATHER_S = 0.01, 0.1
+"""A client sends each prompt by itself. A call begins once so long none has come after the last, or at the latest."""
 CHANGES: frozenset[Kind] = frozenset({"create_model", "load_weights", "forward_backward", "optim_step"})
 """Kinds that change a model in memory."""
 DISK_S = 5.0
@@ -211,6 +214,8 @@ class Worker:
         """The requests of one call, which wait no more."""
         requests: list[Request] = []
         sequences = 0
+        with self._changed:
+            self._gather(self._samples[lane])
         while True:
             with self._changed:
                 waiting = self._samples[lane]
@@ -226,6 +231,13 @@ class Worker:
                     self._samples[lane].appendleft(request_id)
                 return requests
             requests.append(request)
+
+    def _gather(self, waiting: deque[str]) -> None:
+        """Wait while more requests for the same weights come; the condition is held, and free meanwhile."""
+        latest_s, count = time.monotonic() + LONGEST_GATHER_S, 0
+        while count < len(waiting) < MOST_A_CALL and time.monotonic() < latest_s and not self._ending.is_set():
+            count = len(waiting)
+            self._changed.wait_for(lambda: len(waiting) != count or self._ending.is_set(), GATHER_S)  # noqa: B023
 
     def _kept(self, answers: Sequence[tuple[Request, Answer]], done: Done | None) -> bool:
         """Write answers, and what belongs to them, in one transaction; False where the disk refuses."""
