@@ -175,8 +175,9 @@ def _medians(steps: Sequence[StepTime]) -> dict[str, float]:
 def tenants(repeats: int) -> dict[str, float]:
     """Median seconds of each call."""
     import torch
+    from nemorl.contracts import AdamStep
     from nemorl_agents.tinker.losses import loss_named
-    from nemorl_agents.tinker.models import AdamStep, Datum, ModelSettings, NewModel
+    from nemorl_agents.tinker.models import Datum, ModelSettings, NewModel
     from nemorl_agents.tinker.trained import trained_models
 
     start_side(THREADS)
@@ -192,7 +193,7 @@ def tenants(repeats: int) -> dict[str, float]:
             for tenant in ("a:1", "b:1"):
                 models.create(tenant, NewModel(NAME, RANK, 0))
                 models.forward_backward(tenant, data[:8], loss)
-                models.step(tenant, AdamStep())
+                models.step(tenant, AdamStep(lr=1e-4))
 
             def timed(what: str, call: Callable[[], Any]) -> None:
                 started = time.perf_counter()
@@ -214,8 +215,8 @@ def tenants(repeats: int) -> dict[str, float]:
                 models._use("a:1")
                 timed("one tenant, twice 8 rows_s", one_tenant)
                 timed("one tenant, 16 rows_s", lambda: models.forward_backward("a:1", data, loss))
-                timed("step_s", lambda: models.step("a:1", AdamStep()))
-                models.step("b:1", AdamStep())
+                timed("step_s", lambda: models.step("a:1", AdamStep(lr=1e-4)))
+                models.step("b:1", AdamStep(lr=1e-4))
     return {what: statistics.median(found) for what, found in times.items()}
 
 
