@@ -1,4 +1,4 @@
-"""What the ranks of these tests do: train two adapters on one base, alone and by turns, and compare."""
+"""What the ranks of these tests do: train adapters on one base, alone or by turns."""
 
 from __future__ import annotations
 
@@ -27,38 +27,37 @@ class Adapted:
 
     model: str
     world_size: int
+    names: tuple[str, ...]
+    """Of its adapters"""
     policy: Mapping[str, Any] = field(default_factory=dict)
 
 
-def largest_difference(context: WorkerContext, case: Adapted) -> dict[str, float]:
-    """Of each adapter's weights and moments on this rank, between training alone and by turns; and how far it moved."""
-    alone = {}
-    for name in SHAPES:
-        backend = _backend(context, case, [name])
-        start = _tensors(backend, name)
-        for step in range(2):
-            _pass(backend, context, case, name, step)
-            backend.optimizer_step(ADAM)
-        alone[name] = (start, _tensors(backend, name))
-        backend.shutdown()
-    backend = _backend(context, case, [*SHAPES])
+@dataclass(frozen=True)
+class Learned:
+    """One adapter on this rank: weights, then moments."""
+
+    first: list[Tensor]
+    last: list[Tensor]
+
+
+def learned(context: WorkerContext, case: Adapted) -> dict[str, Learned]:
+    """What this rank has of each of the case's adapters, at first and after two updates whose passes interleave."""
+    backend = _backend(context, case)
+    first = {name: _tensors(backend, name) for name in case.names}
     for step in range(2):
-        for name in SHAPES:
+        for name in case.names:
             _pass(backend, context, case, name, step)
-        for name in reversed(SHAPES):
+        for name in reversed(case.names):
             backend.use_adapter(name)
             backend.optimizer_step(ADAM)
-    found = {name: _tensors(backend, name) for name in SHAPES}
+    found = {name: Learned(first[name], _tensors(backend, name)) for name in case.names}
     backend.shutdown()
-    return {
-        **{name: _apart(found[name], alone[name][1]) for name in SHAPES},
-        **{f"{name} moved": _apart(*alone[name]) for name in SHAPES},
-    }
+    return found
 
 
-def _backend(context: WorkerContext, case: Adapted, names: list[str]) -> DTensorBackend:
+def _backend(context: WorkerContext, case: Adapted) -> DTensorBackend:
     backend = build(context, Case("", case.model, policy={"lora": {"rank": 4}, **case.policy}))
-    for name in names:
+    for name in case.names:
         backend.add_adapter(name, SHAPES[name])
     return backend
 
@@ -75,9 +74,3 @@ def _tensors(backend: DTensorBackend, name: str) -> list[Tensor]:
     backend.use_adapter(name)
     moments = backend._optimizer.tensors()
     return [local(tensor.detach()).clone() for tensor in (*backend._trainable.values(), *moments.values())]
-
-
-def _apart(one: list[Tensor], other: list[Tensor]) -> float:
-    """Infinite where one has a moment that the other lacks, but for those of before the first update."""
-    pairs = [(a.float(), b.float()) for a, b in zip(one, other, strict=False) if a.numel()]
-    return max(float((a - b).abs().max()) for a, b in pairs) if pairs else 0.0

@@ -27,7 +27,6 @@ from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.policy_gradient.advantages import over_valid
 from nemorl_rl.rollouts.prompts import to_prompt
 from nemorl_tensors import TokenBatch
-from nemorl_tensors.engines.steps import StepResult
 from nemorl_testing.seeing import drawing, tiny_sight
 from seen_families import seer
 from torch import Tensor
@@ -189,16 +188,10 @@ def backend_of(layout: str) -> DTensorBackend:
 
 def graded(backend: DTensorBackend, batch: TokenBatch, loss: Any) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradient of an update that is not made."""
-    gradient: dict[str, Tensor] = {}
-    optimizer = backend._optimizer
-    assert optimizer is not None
-
-    def read() -> StepResult:
-        gradient.update({name: part.grad.clone() for name, part in optimizer._masters.items() if part.grad is not None})
-        return StepResult(0.0, 0.0, skipped=True)
-
-    optimizer.step = read  # type: ignore[method-assign]
-    return backend.train_step(batch, loss)["loss"].value, gradient
+    backend.clear_gradients()
+    metrics, _ = backend.forward_backward(batch, loss)
+    gradient = {name: part.clone() for name, part in backend._optimizer.gathered().items()}
+    return metrics["loss"].value, gradient
 
 
 @pytest.fixture(scope="module")

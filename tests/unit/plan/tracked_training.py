@@ -116,7 +116,7 @@ def _peak(case: Case, ranks: Ranks | None) -> float:
                 tracker.reset_mod_stats()
                 optimizer.accumulate()
             for rule in optimizer._rules:
-                rule.step(1.0)
+                rule.step(1.0, None)
             optimizer._publish()
             optimizer.clear_gradients()
     (found,) = tracker.get_tracker_snapshot("peak").values()
