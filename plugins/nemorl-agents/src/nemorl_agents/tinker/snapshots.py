@@ -15,10 +15,24 @@ from nemorl.resources.worker import HostGroup
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import IN_PROCESS
 from nemorl_rl.placement.engines import standalone_generation
+from nemorl_rl.serving.snapshots import held_versions
 from nemorl_tensors import TokenBatch
 
 from nemorl_agents.tinker.execution import derived_seed
 from nemorl_agents.tinker.models import Sampled, SampledSequence, SampleRequest, Topk
+
+
+def require_snapshots(config: GenerationConfig) -> None:
+    """Before minutes of loading.
+
+    Raises:
+        UsageError: The engine holds one version of the weights, or does not take them in this process.
+    """
+    if "snapshots" not in config.backend.supports or IN_PROCESS not in config.backend.weight_transports:
+        raise UsageError(
+            f"generation backend {short_name(config.backend)} does not hold several snapshots in this process",
+            fix="serve with --backend hf",
+        )
 
 
 class SnapshotSampler:
@@ -29,16 +43,8 @@ class SnapshotSampler:
         Args:
             config: The engine.
             policy: Of the base.
-
-        Raises:
-            UsageError: The engine holds one version of the weights, or does not take them in this process.
         """
-        if "snapshots" not in config.backend.supports or IN_PROCESS not in config.backend.weight_transports:
-            raise UsageError(
-                f"generation backend {short_name(config.backend)} does not hold several snapshots in this process",
-                fix="serve with --backend hf",
-            )
-        self._limit: int = getattr(config.backend, "snapshots")  # noqa: B009
+        self._limit = held_versions(config.backend)
         self._engine = standalone_generation(config, policy.model_copy(update={"lora": None}))
         self._versions: dict[str | None, int] = {}
         """Of the snapshots that it holds, oldest first"""

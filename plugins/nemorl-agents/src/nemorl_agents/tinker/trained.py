@@ -41,7 +41,7 @@ from nemorl_agents.tinker.models import (
     Sampled,
     SampleRequest,
 )
-from nemorl_agents.tinker.snapshots import SnapshotSampler
+from nemorl_agents.tinker.snapshots import SnapshotSampler, require_snapshots
 
 POLICY = "policy"
 """The adapter that the backend begins with. It is never trained: in place, it leaves the base as it is."""
@@ -62,6 +62,7 @@ def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
     """
     generation = validate(GenerationConfig, dict(settings.generation), source="serve")
     require_engine(settings.model, generation.backend)
+    require_snapshots(generation)
     require_model(settings.model)
     limit = min(settings.max_sequence_tokens, context_tokens(settings.model) or settings.max_sequence_tokens)
     text = read_model_config(PolicyConfig(model_name=settings.model)).get_text_config()
