@@ -365,18 +365,35 @@ _SCORING = {
     "export_is_the_model",
     "save_pretrained_loads_with_transformers",
     "generator_speaks_for_the_trained_policy",
+    "a_pass_says_what_its_loss_was_given",
 }
 TOGETHER = tuple(
     Mutant(kind, BASES[kind], frozenset(fails), {"mistake": mistake})
     for kind, mistake, fails in (
         ("training_backends", "Shifted", _SCORING),
-        ("training_backends", "SortsByLength", {*_SCORING, "order_of_sequences_is_irrelevant"}),
-        ("training_backends", "PrefixesNames", _COMPARING),
+        (
+            "training_backends",
+            "SortsByLength",
+            {*_SCORING, "order_of_sequences_is_irrelevant", "sequences_that_begin_alike_are_scored_as_alone"},
+        ),
+        (
+            "training_backends",
+            "PrefixesNames",
+            {*_COMPARING, "pieces_make_the_weights", "adapters_are_what_the_model_has_beyond_its_base"},
+        ),
         (
             "training_backends",
             "ExportsFirstWeights",
             {
                 *_COMPARING,
+                "pieces_make_the_weights",
+                "a_checkpoint_without_optimizer_begins_a_new_one",
+                "a_gradient_of_zero_goes_on_by_momentum",
+                "gradients_of_several_calls_add_up",
+                "a_step_takes_the_adam_it_is_given",
+                "sequences_that_begin_alike_teach_as_alone",
+                "sequences_without_gradient_still_count",
+                "a_scaled_rate_scales_the_update",
                 "coupled_sequences_stay_together",
                 "candidates_are_scored_in_place_of_tokens",
                 "microbatching_changes_nothing",
