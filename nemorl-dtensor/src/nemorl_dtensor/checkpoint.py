@@ -12,11 +12,13 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from nemorl.contracts import AdapterShape
 from nemorl.errors import CheckpointError
 from nemorl_tensors.engines.checkpoint_files import RankFiles, TensorFile, random_state, restore_random_state
 from safetensors.torch import load_file
@@ -35,7 +37,12 @@ FORMAT = 2
 
 
 def contents(
-    parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, rank: int = 0, *, with_optimizer: bool = True
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: Optimizer,
+    rank: int = 0,
+    *,
+    with_optimizer: bool = True,
+    adapter: AdapterShape | None = None,
 ) -> RankFiles:
     """This rank's files of everything that makes the next step, over the live tensors. Collective.
 
@@ -44,6 +51,7 @@ def contents(
         optimizer: Of these.
         rank: Of this process.
         with_optimizer: Also the optimizer's moments and float32 masters, not its position alone.
+        adapter: What the parameters are scaled and published as, where they are those of an adapter.
     """
     weights = planned_files({name: parameter.detach() for name, parameter in parameters.items()})
     states = planned_files(optimizer.tensors()) if with_optimizer else {}
@@ -52,6 +60,7 @@ def contents(
         "steps": optimizer.steps,
         "has_state": bool(states),  # none either where no step so far had a gradient
         "rate_scale": optimizer.rate_scale,
+        "adapter": None if adapter is None else {**asdict(adapter), "modules": sorted(adapter.modules)},
     }
     return RankFiles(
         {f"{MODEL}/{name}": file for name, file in weights.items()}
@@ -84,6 +93,12 @@ def load(path: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimize
         optimizer.restart(steps)
     file = path / _rng_name(rank)
     restore_random_state(_load_file(file if file.is_file() else path / _rng_name(0)))
+
+
+def adapter_shape(path: Path) -> AdapterShape | None:
+    """Of the adapter whose state was saved; ``None`` where there was none, or a version before this one saved it."""
+    found = _json(path / OPTIMIZER_JSON).get("adapter")
+    return None if found is None else AdapterShape(**{**found, "modules": frozenset(found["modules"])})
 
 
 def _read(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -132,15 +147,21 @@ def _rng_name(rank: int) -> str:
 
 def _position(file: Path) -> tuple[int, bool, float]:
     """Optimizer steps before the checkpoint, whether the optimizer's state was saved, and the scale of its rate."""
+    state = _json(file)
+    return int(state["steps"]), bool(state.get("has_state", True)), float(state.get("rate_scale", 1.0))
+
+
+def _json(file: Path) -> dict[str, Any]:
     try:
-        state = json.loads(file.read_text())
+        state: dict[str, Any] = json.loads(file.read_text())
         if state["format"] != FORMAT:
             raise CheckpointError(
                 f"{file} has format {state['format']}, expected {FORMAT}", fix="use the version that wrote it"
             )
-        return int(state["steps"]), bool(state.get("has_state", True)), float(state.get("rate_scale", 1.0))
+        int(state["steps"]), float(state.get("rate_scale", 1.0))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}", fix="resume from an earlier checkpoint") from error
+    return state
 
 
 def _compare(path: Path, expected: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> None:

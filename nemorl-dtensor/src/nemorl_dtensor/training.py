@@ -233,11 +233,17 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def checkpoint_files(self, *, optimizer: bool) -> RankFiles:
         self._residency.require("weights", "optimizer")
-        return checkpoint.contents(self._trainable, self._optimizer, self._rank, with_optimizer=optimizer)
+        shape = None if self._adapters is None else self._adapters.shape
+        return checkpoint.contents(
+            self._trainable, self._optimizer, self._rank, with_optimizer=optimizer, adapter=shape
+        )
 
     def load_checkpoint(self, path: Path) -> None:
         self._residency.require("weights", "optimizer")
         checkpoint.load(path, self._trainable, self._optimizer, self._rank)
+        saved = checkpoint.adapter_shape(path)
+        if self._adapters is not None and saved is not None:
+            self._adapters.shape = saved
 
     def save_pretrained(self, path: Path) -> None:
         self._residency.require("weights")

@@ -13,7 +13,7 @@ from nemorl_cli.answers import echo_json
 from nemorl_cli.console import Console
 from nemorl_cli.terminal import say
 
-from nemorl_agents.tinker.models import ModelSettings
+from nemorl_agents.tinker.models import RUNS, ModelSettings
 
 if TYPE_CHECKING:
     from nemorl_trust.listening import Place
@@ -36,6 +36,8 @@ class TinkerSettings:
     place: Place
     key: str | None
     keys: Path | None
+    records: bool = True
+    """Each client's loop is kept as a run."""
 
     def clients(self) -> Keys:
         """The keys of clients.
@@ -67,11 +69,12 @@ def serve_tinker(settings: TinkerSettings, *, as_json: bool) -> None:
             console.announce(f"loading {settings.models.model}")
             from nemorl_agents.tinker.losses import loss_named
             from nemorl_agents.tinker.server import TinkerServer
-            from nemorl_agents.tinker.trained import trained_models
+            from nemorl_agents.tinker.trained import recorded, trained_models
 
             models = stack.enter_context(trained_models(settings.models))
+            flight = recorded(models) if settings.records else None
             server = stack.enter_context(
-                TinkerServer(models, settings.directory, keys, loss_named, place=settings.place)
+                TinkerServer(models, settings.directory, keys, loss_named, place=settings.place, flight=flight)
             )
         _tell(server.address, settings, keys, models, as_json=as_json)
         _wait()
@@ -89,6 +92,8 @@ def _tell(address: str, settings: TinkerSettings, keys: Keys, models: TrainedMod
     if not models.adapts_head:
         say("train_unembed changes nothing: the output head of this model is its embedding")
     say(f"directory: {settings.directory} (a server that begins here again goes on with it)")
+    if settings.records:
+        say(f"loops of clients are kept as runs: nemorl view {settings.directory / RUNS}")
     say(f"export TINKER_BASE_URL={address}")
     for name, key in keys.by_name.items():
         note = f"  # {name}" if len(keys.by_name) > 1 else ""

@@ -74,6 +74,9 @@ def serve(
     snapshots: Annotated[
         int, typer.Option(min=1, max=100, help="With --tinker: weights that are kept ready for sampling.")
     ] = 2,
+    record: Annotated[
+        bool, typer.Option("--record/--no-record", help="With --tinker: keep each client's loop as a run.")
+    ] = True,
     precision: Annotated[str, typer.Option(help="With --tinker: of the base's weights, bfloat16 or float32.")] = (
         "float32"
     ),
@@ -104,7 +107,7 @@ def serve(
             model, name[0] if name else model, max_sequence_tokens, largest_rank, precision,
             {"backend": {"name": backend, "snapshots": snapshots}},
         )  # fmt: skip
-        serve_tinker(TinkerSettings(settings, directory, place, key, keys), as_json=as_json)
+        serve_tinker(TinkerSettings(settings, directory, place, key, keys, record), as_json=as_json)
         return
     from nemorl_rl.agents.gateways import MIB
     from nemorl_trust.listening import allow_more_open_files

@@ -13,12 +13,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemorl.base.files.atomic import remove
 from nemorl.errors import DataError
 
 from nemorl_agents.tinker.errors import failure_of
+from nemorl_agents.tinker.flight.observing import Flight
 from nemorl_agents.tinker.folders import Folders, writing_folder
 from nemorl_agents.tinker.models import Base, Models, NewModel
 from nemorl_agents.tinker.records import Answer, Checkpoint, Model, Records, Request
@@ -71,7 +73,14 @@ class Execution:
     """Runs requests of models on the thread that owns them."""
 
     def __init__(
-        self, models: Models, records: Records, folders: Folders, loss_named: LossNamed, *, replay_s: float
+        self,
+        models: Models,
+        records: Records,
+        folders: Folders,
+        loss_named: LossNamed,
+        flight: Flight,
+        *,
+        replay_s: float,
     ) -> None:
         """
         Args:
@@ -79,9 +88,10 @@ class Execution:
             records: The journal.
             folders: Where states are saved.
             loss_named: Losses by their names; raises ``UsageError`` for one it does not know.
+            flight: Told of what has run.
             replay_s: Seconds of work that a kill may cost a model. 0: a state after each step.
         """
-        self.models, self.records, self.folders = models, records, folders
+        self.models, self.records, self.folders, self.flight = models, records, folders, flight
         self._loss_named, self._replay_s = loss_named, replay_s
         self._here: set[str] = set()
         """Models in memory"""
@@ -151,6 +161,7 @@ class Execution:
             else:
                 body = pass_body(request.body)
                 self.models.forward_backward(model.id, body.data(), self._loss_named(body.loss_name, body.loss_config))
+            self.flight.ran(request, request.answer or b"")
         self._spent_s[model.id] = time.monotonic() - began_s
         self._here.add(model.id)
 
@@ -215,6 +226,11 @@ class Execution:
         return found
 
     # States
+
+    def save(self, model_id: str, folder: Path) -> None:
+        """Write a model's weights and optimizer into a folder that is not there yet."""
+        self.model(model_id)
+        self.models.save(model_id, folder, optimizer=True)
 
     def _save_state(self, request: Request) -> None:
         """After a step: its answer is kept, so that a kill in here costs no more than a replay."""

@@ -43,28 +43,28 @@ class Folders:
 
     def state(self, model_id: str, seq: int) -> Path:
         """Weights and optimizer of a model after its request ``seq``."""
-        return self.root / "states" / _plain(model_id) / f"{seq:08d}"
+        return self.root / "states" / plain(model_id) / f"{seq:08d}"
 
     def states(self, model_id: str) -> list[Path]:
         """All saved states of a model, also those that a server had begun to write when it was killed."""
-        return listed(self.root / "states" / _plain(model_id))
+        return listed(self.root / "states" / plain(model_id))
 
     def snapshot(self, model_id: str, seq: int) -> Path:
         """Weights without a name."""
-        return self.root / "snapshots" / _plain(model_id) / f"{seq:08d}"
+        return self.root / "snapshots" / plain(model_id) / f"{seq:08d}"
 
     def snapshots(self, model_id: str) -> list[Path]:
         """All weights without a name of a model."""
-        return listed(self.root / "snapshots" / _plain(model_id))
+        return listed(self.root / "snapshots" / plain(model_id))
 
     def checkpoint(self, model_id: str, kind: CheckpointType, name: str, seq: int) -> Path:
         """Weights with a name, of which an earlier save may still be there: each save has a folder of its own."""
-        return self.root / "checkpoints" / _plain(model_id) / kind / f"{name}-{seq:08d}"
+        return self.root / "checkpoints" / plain(model_id) / kind / f"{name}-{seq:08d}"
 
     def forget(self, model_id: str) -> None:
         """Remove what a model has that has no name."""
         for part in ("states", "snapshots"):
-            remove(self.root / part / _plain(model_id))
+            remove(self.root / part / plain(model_id))
 
 
 @contextmanager
@@ -79,6 +79,6 @@ def folder_bytes(path: Path) -> int:
     return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
 
 
-def _plain(model_id: str) -> str:
+def plain(model_id: str) -> str:
     """``SESSION:train:0`` as a name that all file systems take."""
     return model_id.replace(":", ".")

@@ -126,6 +126,12 @@ class Sampled:
     prompt_cache_hit_tokens: int = field(default=0)
 
 
+RUNS = "runs"
+"""In a server's folder: the loops of its clients, as runs of nemorl."""
+STATE = "state"
+"""In a folder that ``Models.save`` wrote: what training goes on from, as training backends save it."""
+
+
 class Models(Protocol):
     """Adapters on base models. One thread calls it, one call at a time.
 

@@ -60,8 +60,13 @@ class Sampling:
             alone = [self._answered({number: each}) for number, each in asked.items()]
             return {number: answer for each in alone for number, answer in each.items()}
         bodies = [body for _, body, _ in asked.values()]
-        encoded = [encoded_samples(_last_only(each, body)) for each, body in zip(found, bodies, strict=True)]
+        encoded = [encoded_answer(*pair) for pair in zip(found, bodies, strict=True)]
         return {number: Answer("done", raw, PROTOBUF) for number, raw in zip(asked, encoded, strict=True)}
+
+
+def encoded_answer(sampled: Sampled, body: Sample) -> bytes:
+    """The answer to a request as its client reads it."""
+    return encoded_samples(_last_only(sampled, body))
 
 
 def _last_only(sampled: Sampled, body: Sample) -> Sampled:

@@ -13,6 +13,7 @@ from nemorl_trust.listening import HERE, Place
 
 from nemorl_agents.tinker.app import tinker_app
 from nemorl_agents.tinker.execution import LossNamed
+from nemorl_agents.tinker.flight.observing import Flight
 from nemorl_agents.tinker.keys import Keys
 from nemorl_agents.tinker.models import Models
 from nemorl_agents.tinker.service import Service, Times
@@ -42,6 +43,7 @@ class TinkerServer:
         place: Place = HERE,
         times: Times | None = None,
         keep_snapshots: int = 16,
+        flight: Flight | None = None,
     ) -> None:
         """
         Args:
@@ -52,6 +54,7 @@ class TinkerServer:
             place: Where it listens.
             times: How long things are waited for and kept.
             keep_snapshots: Weights without a name that are kept of each model.
+            flight: Records the loops. Unset: nobody does.
 
         Raises:
             UsageError: It cannot listen there, another server has the folder, or the messages are not installed.
@@ -62,7 +65,9 @@ class TinkerServer:
         self._place, self._folder = place, folder
         self._socket = place.listen(WHO, waiting=2048)
         try:
-            self._service = Service(models, folder, keys, loss_named, times=times, keep_snapshots=keep_snapshots)
+            self._service = Service(
+                models, folder, keys, loss_named, times=times, keep_snapshots=keep_snapshots, flight=flight
+            )
         except BaseException:
             self._socket.close()
             raise

@@ -17,6 +17,7 @@ from nemorl_trust.audit.recording import record
 
 from nemorl_agents.tinker.errors import ended, missing
 from nemorl_agents.tinker.execution import Execution, LossNamed
+from nemorl_agents.tinker.flight.observing import Flight, NoFlight
 from nemorl_agents.tinker.folders import Folders
 from nemorl_agents.tinker.futures import HOLD_S, Futures
 from nemorl_agents.tinker.intake import Intake
@@ -63,6 +64,7 @@ class Service:
         *,
         times: Times | None = None,
         keep_snapshots: int = 16,
+        flight: Flight | None = None,
     ) -> None:
         """
         Args:
@@ -72,6 +74,7 @@ class Service:
             loss_named: Losses by their names.
             times: How long things are waited for and kept.
             keep_snapshots: Weights without a name that are kept of each model.
+            flight: Records the loops. Unset: nobody does.
 
         Raises:
             UsageError: Another server has the folder.
@@ -80,7 +83,11 @@ class Service:
         self.models = models
         self.folders = Folders(folder)
         self.records = Records(Journal(folder))
-        self._execution = Execution(models, self.records, self.folders, loss_named, replay_s=self.times.replay_s)
+        self.flight = flight if flight is not None else NoFlight()
+        self.flight.open(folder, self.records)
+        self._execution = Execution(
+            models, self.records, self.folders, loss_named, self.flight, replay_s=self.times.replay_s
+        )
         self._saving = Saving(self._execution, keep_snapshots=keep_snapshots)
         self._seen_s: dict[str, float] = {}
         """Signs of sessions in this process"""
@@ -107,6 +114,7 @@ class Service:
             self._sweeps.cancel()
         await asyncio.to_thread(self.worker.shutdown)
         self.futures.forget(time.time() - self.times.answer_s)
+        await asyncio.to_thread(self.flight.close)
         self.records.journal.close()
 
     # Sessions
@@ -160,7 +168,7 @@ class Service:
         waiting = {scope for request_id, scope, _, kind in self.records.waiting() if kind != "sample"}
         started = {scope for scope in waiting if scope.startswith(f"{session.id}:")}
         reason = ended(session.id, str(session.status.get("type", "ended")))
-        self.worker.soon(lambda: self.worker.end([*{*models, *started}], reason))
+        self.worker.soon(lambda: self.worker.end([*{*models, *started}], reason, session.status))
 
     # Requests
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Self
 
 from nemorl.config.models import GenerationConfig, PolicyConfig
+from nemorl.contracts.workers import WorkerGroup
 from nemorl.errors import UsageError
 from nemorl.resources.manager import short_name
 from nemorl.resources.policies import TrainingPolicy
-from nemorl.resources.worker import HostGroup
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl.weights import IN_PROCESS
 from nemorl_rl.placement.engines import standalone_generation
@@ -44,6 +44,7 @@ class SnapshotSampler:
             config: The engine.
             policy: Of the base.
         """
+        self.config = config
         self._limit = held_versions(config.backend)
         self._engine = standalone_generation(config, policy.model_copy(update={"lora": None}))
         self._versions: dict[str | None, int] = {}
@@ -54,10 +55,14 @@ class SnapshotSampler:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Free the engine."""
         self._engine.shutdown()
 
     def sample(
-        self, snapshot: str | None, requests: Sequence[SampleRequest], put_in_place: Callable[[], HostGroup]
+        self, snapshot: str | None, requests: Sequence[SampleRequest], put_in_place: Callable[[], WorkerGroup]
     ) -> list[Sampled]:
         """Answers in order.
 

@@ -19,11 +19,12 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.config.load import validate
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.contracts import AdamStep, AdaptedModules, AdapterBackend, AdapterShape, Loss, SharedBase, TrainingBackend
+from nemorl.contracts.workers import WorkerGroup
 from nemorl.errors import UsageError
 from nemorl.metrics import values
 from nemorl.resources.manager import LocalLauncher
-from nemorl.resources.worker import HostGroup, TrainingFactory, WorkerContext
-from nemorl_rl.data.tokenizer import context_tokens
+from nemorl.resources.worker import TrainingFactory, WorkerContext
+from nemorl_rl.data.tokenizer import Tokenizer, context_tokens
 from nemorl_rl.models.hub_models import require_model
 from nemorl_rl.placement.halved_policy import HalvedPolicy
 from nemorl_tensors import TokenBatch
@@ -31,8 +32,10 @@ from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_trust.site_check import require_engine
 
 from nemorl_agents.tinker.batches import client_batch
+from nemorl_agents.tinker.flight.recorder import FlightRecorder
 from nemorl_agents.tinker.losses import ClientLoss
 from nemorl_agents.tinker.models import (
+    STATE,
     Base,
     Datum,
     ModelSettings,
@@ -49,7 +52,7 @@ SAMPLED = "sampled"
 """The adapter that snapshots are put into. Ids of models have a colon."""
 ALPHA = 32.0
 SHAPE = "shape.json"
-ADAPTER, STATE = "adapter", "state"
+ADAPTER = "adapter"
 
 
 @contextmanager
@@ -78,9 +81,14 @@ def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
     group = launcher.training_group(TrainingFactory(policy), "the Tinker server's trainer")
     try:
         with SnapshotSampler(generation, policy) as sampler:
-            yield TrainedModels(settings, policy, group, sampler, vocabulary=text.vocab_size)
+            yield TrainedModels(settings.name, policy, group, sampler)
     finally:
         group.shutdown()
+
+
+def recorded(models: TrainedModels) -> FlightRecorder:
+    """What keeps the loops of these models."""
+    return FlightRecorder(models.config, models.generation, Tokenizer.of(models.config).decode)
 
 
 class TrainedModels:
@@ -88,16 +96,22 @@ class TrainedModels:
 
     def __init__(
         self,
-        settings: ModelSettings,
+        name: str,
         policy: PolicyConfig,
-        group: HostGroup,
+        group: WorkerGroup,
         sampler: SnapshotSampler,
-        *,
-        vocabulary: int,
     ) -> None:
+        """
+        Args:
+            name: Of the base, as clients ask for it.
+            policy: Of the base; its adapter is the largest that can be made.
+            group: The training backend's workers.
+            sampler: What samples from snapshots.
+        """
         self._group, self._policy, self._sampler = group, HalvedPolicy(group), sampler
-        self._base = Base(settings.name, policy.max_sequence_tokens, tokenizer=settings.model)
-        self._vocabulary = vocabulary
+        self._base = Base(name, policy.max_sequence_tokens, tokenizer=str(policy.model_name))
+        self._vocabulary = read_model_config(policy).get_text_config().vocab_size
+        self.config, self.generation = policy, sampler.config
         lora = policy.lora
         assert lora is not None, "the policy has adapters"
         self.adapts_head = lora.head
@@ -144,6 +158,10 @@ class TrainedModels:
         self._passes[model_id].append((made.batch, made.loss))
         return Passed(made.logprobs(outputs), _of_client(values(metrics)))
 
+    def use(self, model_id: str) -> None:
+        """Put an adapter in place."""
+        self._use(model_id)
+
     def step(self, model_id: str, adam: AdamStep) -> dict[str, float]:
         if adam.eps <= 0:
             raise UsageError(f"eps is {adam.eps}: weights without a gradient would be divided by 0", fix="send 1e-12")
@@ -179,7 +197,7 @@ class TrainedModels:
         replace_text(folder / SHAPE, json.dumps(facts) + "\n")
 
     def sample(self, base: str, snapshot: Path | None, requests: Sequence[SampleRequest]) -> list[Sampled]:
-        def put_in_place() -> HostGroup:
+        def put_in_place() -> WorkerGroup:
             self._put_in_place(snapshot)
             return self._group
 

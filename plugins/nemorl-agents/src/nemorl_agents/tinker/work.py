@@ -10,7 +10,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 from nemorl.errors import StorageError
 
@@ -111,9 +113,10 @@ class Worker:
             self._jobs.append(job)
             self._changed.notify()
 
-    def end(self, model_ids: Iterable[str], reason: Exception) -> None:
-        """Forget models for good: what waits for them fails."""
+    def end(self, model_ids: Iterable[str], reason: Exception, status: Mapping[str, Any]) -> None:
+        """Forget models for good, as their session ended so: what waits for them fails."""
         for model_id in model_ids:
+            self._execution.flight.end(model_id, status, partial(self._execution.save, model_id))
             with self._changed:
                 order = self._orders.pop(model_id, None)
             self._fail([] if order is None else order.drain(), reason)
@@ -172,16 +175,21 @@ class Worker:
             if request is None:
                 return
             done, answer = self._tried(request)
+            is_step = request.kind == "optim_step"
+            if done is not None and is_step:  # the samples of a step cannot be asked for again once it is known
+                self._execution.flight.ran(request, done.payload)
             if not self._kept([(request, answer)], done):
                 self._execution.forget(model_id)  # what it did is not kept: it is done again
                 self._pause()
                 return
             with self._changed:
                 self._orders[model_id].advance()
+            if done is not None and not is_step:
+                self._execution.flight.ran(request, done.payload)
             self._on_done(request.id)
             if done is not None:
                 done.after()
-            if request.kind == "optim_step":
+            if is_step:
                 return
 
     def _tried(self, request: Request) -> tuple[Done | None, Answer]:
@@ -207,6 +215,8 @@ class Worker:
                 self._turns.setdefault(("sample", lane))
             self._pause()
             return
+        pairs = zip(requests, answers, strict=True)
+        self._execution.flight.sampled([(request, one.payload) for request, one in pairs if one.state == "done"])
         for request in requests:
             self._on_done(request.id)
 

@@ -27,7 +27,12 @@ app = plugin_app()
 @app.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="A run directory.", show_default=False)],
-    step: Annotated[int, typer.Option(min=1, help="The step to make again.", show_default=False)],
+    step: Annotated[
+        int | None, typer.Option(min=1, help="The step to make again. Unset: the last.", show_default=False)
+    ] = None,
+    from_start: Annotated[
+        bool, typer.Option("--from-start", help="Begin with the run, and make every step up to this one again.")
+    ] = False,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="path=value: another setting. Repeat it.", show_default=False)
     ] = None,
@@ -56,6 +61,8 @@ def replay(
 
       nemorl compare replay runs/grpo-1a2b3c4d --step 12
 
+      nemorl compare replay runs/tinker/runs/3f16.train.0 --from-start
+
       nemorl compare replay runs/grpo-1a2b3c4d --step 12 --set policy.max_grad_norm=0.1
 
       nemorl compare replay runs/grpo-1a2b3c4d --step 12 --only trainer --backend megatron --tolerance 1e-4
@@ -71,7 +78,9 @@ def replay(
     others += [f"generation.backend={generation}"] if generation is not None else []
     with tempfile.TemporaryDirectory(prefix="nemorl-replay-") as scratch:
         folder = output if output is not None else Path(scratch) / "replay"
-        wanted = Replay(RunFiles.of(run), step, folder, [*(changes or []), *others], only)  # type: ignore[arg-type]
+        files = RunFiles.of(run)
+        last = files.last_step if step is None else step
+        wanted = Replay(files, last, folder, [*(changes or []), *others], only, from_start)  # type: ignore[arg-type]
         make(wanted, Console(quiet=as_json))
         before, found = compare_before(wanted, tolerance), compare(wanted, tolerance)
         if as_json:

@@ -52,6 +52,8 @@ class Replay:
     """``path=value``: settings that are others than the run's."""
     only: Only | None = None
     """The part that is made again, with the other from the record."""
+    from_start: bool = False
+    """All steps up to it are made again, whatever checkpoints there are."""
 
     def __post_init__(self) -> None:
         if self.step > self.run.last_step:
@@ -62,6 +64,8 @@ class Replay:
     @property
     def begins_after(self) -> int:
         """The step of the newest checkpoint before it; 0: the run's beginning."""
+        if self.from_start:
+            return 0
         return max((step for step in self.run.checkpoints if step < self.step), default=0)
 
     @property

@@ -33,6 +33,8 @@ METRICS: Mapping[str, Stage] = {
     "train/natural_termination_rate": "tokens",
     "train/avg_turns_per_sample": "tokens",
     "train/num_samples": "tokens",
+    "train/sampled_sequences": "tokens",
+    "train/sampled_checksum": "tokens",
     "train/num_valid_samples": "rewards",
     "train/reward": "rewards",
     "train/accuracy": "rewards",

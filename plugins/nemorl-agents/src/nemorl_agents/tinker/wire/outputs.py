@@ -45,6 +45,20 @@ def _add_record(message: Any, values: Sequence[Tensor], trailing: tuple[int, ...
     field.offsets = np.array([0, *accumulate(array.nbytes for array in arrays)], dtype=np.int64).tobytes()
 
 
+def decoded_pass(raw: bytes) -> Passed:
+    """What :func:`encoded_pass` wrote."""
+    message = messages().ForwardBackwardOutput()
+    message.ParseFromString(raw)
+    found: list[Tensor] = []
+    for record in message.loss_fn_outputs:
+        field = record.fields["logprobs"]
+        values = torch.from_numpy(np.frombuffer(field.data, dtype=np.float32).copy())
+        sizes = np.diff(np.frombuffer(field.offsets, dtype=np.int64)) // values.element_size()
+        trailing = tuple(field.trailing_shape)
+        found += [part.reshape(-1, *trailing) for part in values.split(sizes.tolist())]  # type: ignore[no-untyped-call]
+    return Passed(found, dict(message.metrics))
+
+
 def encoded_samples(sampled: Sampled) -> bytes:
     """A ``SampleResponse``."""
     pb = messages()
