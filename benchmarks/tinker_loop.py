@@ -4,9 +4,10 @@
     python benchmarks/tinker_loop.py tenants
 
 `loop`: one client of the package `tinker` does GRPO's step with the losses and calls of the API: sample, importance
-sampling, AdamW, weights to sample from. The other side is GRPO of nemorl. Both train an adapter of rank 32 on the same
-model, by turns, one step at a time: one side waits while the other steps. CPU seconds of the client's side are those of
-both processes. The ratios are of single steps side by side; their median is given.
+sampling, AdamW, weights to sample from; with a record of its loop as a run, and without. The other side is GRPO of
+nemorl. All train an adapter of rank 32 on the same model, by turns, one step at a time: the others wait while one
+steps. CPU seconds of a client's side are those of both processes. The ratios are of single steps side by side; their
+median is given.
 `tenants`: in one process, the time to put another tenant's adapter in place, and one pass of 16 rows against two of 8,
 which is the most that a batch with rows of both could save.
 """
@@ -95,9 +96,10 @@ class Client:
         return self.types.Datum(model_input=self.types.ModelInput.from_ints(list(tokens[:-1])), loss_fn_inputs=fields)
 
 
-def run_client(work: Path, case: Case, steps: int, turn: Turn) -> None:
+def run_client(work: Path, case: Case, steps: int, turn: Turn, *, records: bool = True) -> None:
     start_side(THREADS)
-    with serving(work, "--largest-rank", str(RANK)) as served:
+    words = ["--record", "--directory=recorded"] if records else ["--no-record", "--directory=unrecorded"]
+    with serving(work, "--largest-rank", str(RANK), *words) as served:
         os.environ |= served.env
         os.chdir(work)
         client = Client(case)
@@ -150,14 +152,17 @@ def loop(case: Case, steps: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         write_model(work, **SIZES)
-        sides = {"nemorl": run_nemorl, "client": run_client}
+        sides = {"nemorl": run_nemorl, "client": run_client, "unrecorded": partial(run_client, records=False)}
         steps_of = take_turns({side: partial(run, work, case, steps) for side, run in sides.items()})
     kept = {side: each[WARMUP_STEPS:] for side, each in steps_of.items()}
     pairs = [*zip(kept["client"], kept["nemorl"], strict=True)]
+    recorded = [*zip(kept["client"], kept["unrecorded"], strict=True)]
     return {
         **{side: _medians(each) for side, each in kept.items()},
         "ratio_wall": statistics.median(client.wall_s / nemorl.wall_s for client, nemorl in pairs),
         "ratio_cpu": statistics.median(_cpu_s(client) / nemorl.cpu_s for client, nemorl in pairs),
+        "recorded_wall": statistics.median(one.wall_s / other.wall_s for one, other in recorded),
+        "recorded_cpu": statistics.median(_cpu_s(one) / _cpu_s(other) for one, other in recorded),
         "steps": len(pairs),
     }
 
