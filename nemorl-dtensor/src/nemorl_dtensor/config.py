@@ -47,6 +47,10 @@ class DTensorConfig(RankBackendConfig):
     data_parallel_replicas: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Copies of the sharded model (hybrid sharding), each spread over an equal part of the data-parallel ranks. Raise
     it when nodes are joined by a slow network, e.g. to the number of nodes."""
+    expert_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
+    """Data-parallel ranks that the experts of each layer of a mixture are divided over: tokens travel to them, in place
+    of weights. The rest of the model is sharded over all data-parallel ranks as before. It divides the experts, and the
+    workers of a replica."""
     sequence_parallel: Annotated[bool, RESUMABLE] = True
     """With tensor parallelism, also split norms and residuals along the sequence: less memory, same communication."""
     logprob_chunk_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)

@@ -25,6 +25,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from nemorl_dtensor.experts import divide_experts, divided_axis, stacked_experts
 from nemorl_dtensor.sharded_lora import columns_plan, rows_plan
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ def shard(model: PreTrainedModel, ranks: Ranks, *, sequence_parallel: bool) -> N
     """Spread ``model`` over the ranks. Its parameters may be on the meta device still."""
     if ranks.tensor_parallel_size > 1:
         _split_layers(model, ranks.mesh["tp"], sequence_parallel=sequence_parallel)
+    if ranks.experts is not None:
+        divide_experts(model, ranks.experts["ep"])
     if ranks.data_parallel_size > 1:
-        _fully_shard(model, ranks.shard_mesh)
+        _fully_shard(model, ranks)
 
 
 def reshard(model: nn.Module) -> None:
@@ -74,9 +77,12 @@ def hidden_matrices(model: PreTrainedModel) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in inside and parameter.ndim == 2}
 
 
-def _fully_shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+def _fully_shard(model: PreTrainedModel, ranks: Ranks) -> None:
     # Gradients are summed: loss weights already divide by the tokens of the whole step, over all ranks.
-    precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    mesh, precision = ranks.shard_mesh, MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    for experts in stacked_experts(model) if ranks.experts is not None else ():
+        axis = Shard(divided_axis(experts, ranks.expert_shard_mesh["edp"].size()))
+        fully_shard(experts, mesh=ranks.expert_shard_mesh, mp_policy=precision, shard_placement_fn=lambda _, a=axis: a)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)

@@ -88,7 +88,10 @@ class DTensorBackend(RankBackend[Optimizer]):
         self._ranks: Ranks | None = None
         if worker.world_size > 1:
             self._ranks = Ranks.join(
-                worker, tensor_parallel=policy.tensor_parallel_size, replicas=config.data_parallel_replicas
+                worker,
+                tensor_parallel=policy.tensor_parallel_size,
+                replicas=config.data_parallel_replicas,
+                expert_parallel=config.expert_parallel_size,
             )
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
