@@ -141,9 +141,11 @@ def _at_least(rows: Rows, height: int, width: int) -> Rows:
     if position_ids is not None:
         padding = torch.arange(missing[1], device=position_ids.device).expand(len(position_ids), missing[1])
         position_ids = torch.cat((position_ids, padding), 1)
-    above, column = rows.predictors // max(1, found_width), rows.predictors % max(1, found_width)
-    predictors = above * input_ids.shape[1] + column
-    return replace(rows, input_ids=input_ids, position_ids=position_ids, predictors=predictors)
+    predictors, places = (
+        found // max(1, found_width) * input_ids.shape[1] + found % max(1, found_width)
+        for found in (rows.predictors, rows.places)
+    )
+    return replace(rows, input_ids=input_ids, position_ids=position_ids, predictors=predictors, places=places)
 
 
 def run(
