@@ -18,7 +18,6 @@ from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import tensor_parallel_problems
 from nemorl_rl.models.rank_backend import RankBackendConfig
-from nemorl_rl.models.routers import changed
 from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, TrainingPlan
 from pydantic import Field
 
@@ -122,9 +121,11 @@ class MegatronConfig(RankBackendConfig):
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         yield from super().rank_problems(policy, world_size)
-        for name in {"balance_loss", "bias_update_rate"} & {*changed(self.router)}:
+        if policy.lora is not None and self.router.bias_update_rate:
             yield ConfigIssue(
-                f"backend.router.{name}", "backend megatron does not do that yet", f"remove router.{name}"
+                "backend.router.bias_update_rate",
+                "with adapters the base stays as it is, and the bias that chooses experts is a part of it",
+                "set it to 0, or remove lora",
             )
         yield from rope_problems(policy, "hf_config_overrides")
         yield from tensor_parallel_problems(policy, policy.tensor_parallel_size, "tensor_parallel_size")

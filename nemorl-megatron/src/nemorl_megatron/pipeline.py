@@ -46,6 +46,8 @@ class Microbatch:
     pass"""
     packing: Packing | None = None
     """Of a row that holds many sequences."""
+    visits: Tensor | None = None
+    """That of ``routers``, where mixtures count."""
 
     def predicting(self, states: Tensor) -> Tensor:
         """[M, H] the states that predict the scored tokens, of [S, R, H]."""
@@ -179,7 +181,8 @@ def run(
 
     def forward(source: Iterator[Microbatch], piece: torch.nn.Module) -> tuple[Tensor, Any]:
         part = next(source)
-        states = piece(part.rows.input_ids, part.rows.position_ids, part.packing)
+        counted = {} if part.visits is None else {"visits": part.visits}
+        states = piece(part.rows.input_ids, part.rows.position_ids, part.packing, **counted)
         return states, lambda states: finish(part, states)
 
     # Parts of a stage are visited independently: each reads the microbatches by itself.
