@@ -47,7 +47,7 @@ class Rotary(nn.Module):
         """
         Args:
             ropes: One table, or two: of full attention, then of sliding windows.
-            head: Size of one attention head.
+            head: Entries of an attention head that are turned.
             device: Of the model.
         """
         super().__init__()
@@ -73,5 +73,9 @@ class Rotary(nn.Module):
 
 
 def rotate(states: Tensor, cosines: Tensor, signed_sines: Tensor) -> Tensor:
-    """Rotary embedding of [S, B, n, head], as megatron-core's with the minus sign moved into the table."""
+    """Rotary embedding of [S, B, n, head], as megatron-core's with the minus sign moved into the table. Entries beyond
+    those of the table stay as they are."""
+    turned = cosines.shape[-1]
+    if turned < states.shape[-1]:
+        return torch.cat((rotate(states[..., :turned], cosines, signed_sines), states[..., turned:]), -1)
     return torch.addcmul(states * cosines, torch.roll(states, states.shape[-1] // 2, -1), signed_sines)
