@@ -13,11 +13,12 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOpt
 from nemorl.contracts import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
-from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems
+from nemorl_rl.models.divisions import tensor_parallel_problems
 from nemorl_rl.models.rank_backend import RankBackendConfig
-from nemorl_rl.models.routers import changed
 from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, TrainingPlan
 from pydantic import Field
+
+from nemorl_dtensor.mixtures import mixture_problems
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, Head, TrainingBackend
@@ -64,18 +65,9 @@ class DTensorConfig(RankBackendConfig):
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         yield from super().rank_problems(policy, world_size)
-        for name in changed(self.router):
-            message = "backend dtensor trains routers by the gradient of the loss alone, in the policy's precision"
-            yield ConfigIssue(f"backend.router.{name}", message, f"remove router.{name}, or use backend: megatron")
+        yield from mixture_problems(policy, self, world_size)
         ways = policy.tensor_parallel_size
         yield from tensor_parallel_problems(policy, ways, "tensor_parallel_size", copies_key_values=False)
-        geometry = known_geometry(policy) if ways > 1 else None
-        if geometry is not None and geometry.experts:
-            yield ConfigIssue(
-                "tensor_parallel_size",
-                f"dtensor does not divide the {geometry.experts} experts of this model over tensor-parallel ranks",
-                "set it to 1 (FSDP shards experts over the workers), or use backend: megatron",
-            )
         if policy.lora is not None and policy.lora.head and world_size > 1:
             yield ConfigIssue(
                 "lora.head",

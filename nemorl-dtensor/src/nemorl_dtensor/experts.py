@@ -32,7 +32,13 @@ STACKS = frozenset({"gate_up_proj", "up_proj", "down_proj", "gate_up_proj_bias",
 
 def stacked_experts(model: nn.Module) -> list[nn.Module]:
     """The modules that hold all experts of a layer, in the order of layers."""
-    return [module for module in model.modules() if _is_stack(module)]
+    return [module for module in model.modules() if is_stack(module)]
+
+
+def is_stack(module: nn.Module) -> bool:
+    """A module holds all experts of a layer."""
+    names = {name for name, parameter in module.named_parameters(recurse=False)}
+    return "down_proj" in names and names <= STACKS
 
 
 def divide_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
@@ -71,11 +77,6 @@ def divided_axis(experts: nn.Module, shards: int) -> int:
     return axis
 
 
-def _is_stack(module: nn.Module) -> bool:
-    names = {name for name, parameter in module.named_parameters(recurse=False)}
-    return "down_proj" in names and names <= STACKS
-
-
 def _divide(experts: nn.Module, mesh: DeviceMesh) -> None:
     number, ranks = int(local(next(experts.parameters())).shape[0]), mesh.size()
     if number % ranks or "is_transposed" not in vars(experts):
@@ -84,7 +85,7 @@ def _divide(experts: nn.Module, mesh: DeviceMesh) -> None:
             f"the experts of {type(experts).__name__} do not divide over {ranks} ranks: {problem}",
             fix="set policy.backend.expert_parallel_size to a divisor of the number of experts, or to 1",
         )
-    plain = copy.copy(experts)  # the class and settings that transformers gave it, before FSDP2 changes them
+    plain: Any = copy.copy(experts)  # the class and settings that transformers gave it, before FSDP2 changes them
     plain.num_experts = number // ranks
     for name, parameter in [*experts.named_parameters(recurse=False)]:
         setattr(experts, name, _part(parameter, mesh))

@@ -7,6 +7,7 @@ architecture built like Llama (Mistral, Qwen2, Qwen3, …); others are refused f
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,8 +82,8 @@ def _fully_shard(model: PreTrainedModel, ranks: Ranks) -> None:
     # Gradients are summed: loss weights already divide by the tokens of the whole step, over all ranks.
     mesh, precision = ranks.shard_mesh, MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for experts in stacked_experts(model) if ranks.experts is not None else ():
-        axis = Shard(divided_axis(experts, ranks.expert_shard_mesh["edp"].size()))
-        fully_shard(experts, mesh=ranks.expert_shard_mesh, mp_policy=precision, shard_placement_fn=lambda _, a=axis: a)
+        placement = partial(_along, divided_axis(experts, ranks.expert_shard_mesh["edp"].size()))
+        fully_shard(experts, mesh=ranks.expert_shard_mesh, mp_policy=precision, shard_placement_fn=placement)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
@@ -91,6 +92,10 @@ def _fully_shard(model: PreTrainedModel, ranks: Ranks) -> None:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no reduction that also scales
     register_fsdp_forward_method(model, SCORE)
+
+
+def _along(axis: int, _parameter: nn.Parameter) -> Shard:
+    return Shard(axis)
 
 
 def _split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:

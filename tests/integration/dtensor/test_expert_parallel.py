@@ -25,6 +25,8 @@ EP2: dict[str, Any] = {"expert_parallel_size": 2}
 EP4: dict[str, Any] = {"expert_parallel_size": 4}
 RECOMPUTED: dict[str, Any] = {"activation_checkpointing": True}
 LORA: dict[str, Any] = {"lora": {"rank": 4}}
+BALANCED: dict[str, Any] = {"router": {"balance_loss": 0.5}}
+BIASED: dict[str, Any] = {"router": {"bias_update_rate": 0.01}}
 
 CASES = (
     Case("ep2", "qwen3_moe", 2, options=EP2, saves="ep2"),
@@ -39,6 +41,9 @@ CASES = (
     Case("ep2 shared", "qwen3_moe", 2, options={**EP2, "layout": "shared"}),
     Case("ep2 packed", "qwen3_moe", 2, options={**EP2, "layout": "packed"}),
     Case("ep2 lora", "qwen3_moe", 2, LORA, EP2),
+    Case("ep2 balanced, recomputed", "gpt_oss", 2, {**RECOMPUTED, "microbatch_tokens": 20}, {**EP2, **BALANCED}),
+    Case("ep2 balanced, one rank without data", "deepseek_v3", 2, options={**EP2, **BALANCED}, all_on_first=True),
+    Case("ep2 biased", "deepseek_v3", 2, RECOMPUTED, {**EP2, **BIASED}, saves="ep2 biased"),
     Case("ep2 random", "qwen3_moe", 2, {"init": "random"}, EP2),
     Case("one -> ep2", "qwen3_moe", 2, options=EP2, resumes="one"),
     Case("ep2 -> dp2", "qwen3_moe", 2, resumes="ep2"),
@@ -53,11 +58,15 @@ CASES = (
             Case("fsdp2 x ep2 gpt_oss", "gpt_oss", 4, options=EP2),
         ]
     ),
+    Case("ep2 biased -> one", "deepseek_v3", options=BIASED, resumes="ep2 biased"),
     *(Case(f"{name} -> one", "qwen3_moe", resumes=name) for name in ("ep2", "fsdp2 x ep2", "ep4", "replicas2")),
 )
 """In an order in which a checkpoint exists before it is resumed from."""
 NAMES = [case.name for case in CASES]
-GRADIENTS = ("ep2", "ep2 gpt_oss", "ep2 deepseek_v3", "ep2 recomputed", "fsdp2 x ep2", "replicas2 x ep2")
+GRADIENTS = (
+    *("ep2", "ep2 gpt_oss", "ep2 deepseek_v3", "ep2 recomputed", "ep2 balanced, recomputed"),
+    *("fsdp2 x ep2", "replicas2 x ep2"),
+)
 
 
 class Runs:
@@ -68,6 +77,7 @@ class Runs:
         self._models = {name: write_mixture(folder / name, name) for name in MIXTURES}
         self._alone: dict[str, Found] = {}
         self.alone(Case("one", "qwen3_moe", saves="one"))
+        self.alone(Case("one", "deepseek_v3", options=BIASED, saves="one biased"))
         self.ranks: dict[str, list[Found]] = {}
         self.gradients: dict[str, list[Gradients]] = {}
         for layout in dict.fromkeys(map(_layout, CASES)):
@@ -100,14 +110,15 @@ class Runs:
     def single(self, case: Case) -> Case:
         """The same in one process, all of it kept and in rows of its own."""
         policy = {name: value for name, value in case.policy.items() if name != "activation_checkpointing"}
-        resumes = "one" if case.resumes else ""
+        resumes = ("one biased" if case.options.get("router") == BIASED["router"] else "one") if case.resumes else ""
         saves = case.saves if case.name == "one" else ""
-        plain = {"policy": policy, "options": {}, "saves": saves, "resumes": resumes}
+        options = {key: case.options[key] for key in case.options if key == "router"}
+        plain = {"policy": policy, "options": options, "saves": saves, "resumes": resumes}
         return replace(case, world_size=1, halved=False, all_on_first=False, **plain)
 
 
 def _layout(case: Case) -> tuple[int, int, int]:
-    """Cases of one layout share their processes: torch takes meshes of equal shape for the same, also of dead groups."""
+    """Cases of one layout share processes: torch takes meshes of equal shape for the same, also of dead groups."""
     options = case.options
     return case.world_size, options.get("data_parallel_replicas", 1), options.get("expert_parallel_size", 1)
 
@@ -171,6 +182,15 @@ def test_each_rank_holds_its_part_of_the_experts_only(name: str, ways: int, runs
     assert len(stacks) == 4  # two layers, two stacks each
     for found in runs.ranks[name]:
         assert all(found.local_sizes[key] * ways == whole[key] for key in stacks)
+
+
+def test_biases_of_routers_are_saved_and_move_on_from_there(runs: Runs) -> None:
+    key = "model.layers.1.mlp.gate.e_score_correction_bias"
+    first, second = (runs.ranks[name][0].weights[key] for name in ("ep2 biased", "ep2 biased -> one"))
+    # Three updates of 0.01 each way, and three more.
+    assert set((first / 0.01).round().tolist()) <= {-3.0, -1.0, 1.0, 3.0}
+    assert set(((second - first) / 0.01).round().tolist()) <= {-3.0, -1.0, 1.0, 3.0}
+    assert torch.equal(second, runs.alone(case_of("ep2 biased -> one")).weights[key])
 
 
 def test_ranks_that_experts_cannot_be_divided_over_are_refused(runs: Runs) -> None:
