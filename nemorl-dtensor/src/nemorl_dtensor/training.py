@@ -268,16 +268,7 @@ class DTensorBackend(RankBackend[Optimizer]):
                 save_processor(path, self._policy.model_name, self._policy.media.processor)
 
     def _release(self) -> None:
-        del (
-            self._exported,
-            self._model,
-            self._scorer,
-            self._trainable,
-            self._origin,
-            self._gradients,
-            self._loads,
-            self._moved,
-        )
+        del self._exported, self._model, self._scorer, self._loads, self._trainable, self._origin, self._gradients
         if self._ranks is not None:
             self._ranks.leave()
 

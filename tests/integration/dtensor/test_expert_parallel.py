@@ -187,9 +187,10 @@ def test_each_rank_holds_its_part_of_the_experts_only(name: str, ways: int, runs
 def test_biases_of_routers_are_saved_and_move_on_from_there(runs: Runs) -> None:
     key = "model.layers.1.mlp.gate.e_score_correction_bias"
     first, second = (runs.ranks[name][0].weights[key] for name in ("ep2 biased", "ep2 biased -> one"))
-    # Three updates of 0.01 each way, and three more.
-    assert set((first / 0.01).round().tolist()) <= {-3.0, -1.0, 1.0, 3.0}
-    assert set(((second - first) / 0.01).round().tolist()) <= {-3.0, -1.0, 1.0, 3.0}
+    # Three updates of 0.01 up, down or, at the mean, nowhere; then three more.
+    for moved in (first / 0.01, (second - first) / 0.01):
+        assert moved.abs().max() > 0.5
+        assert torch.allclose(moved, moved.round().clamp(-3, 3), atol=1e-3)
     assert torch.equal(second, runs.alone(case_of("ep2 biased -> one")).weights[key])
 
 
