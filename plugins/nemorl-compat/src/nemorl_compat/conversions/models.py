@@ -68,6 +68,10 @@ def backend(old: OldConfig, new: Pieces) -> None:
             new.put_given("policy.backend.router.dtype", scored)
         return
     new.put_given("policy.backend.data_parallel_replicas", old.get(f"{settings}.dp_replicate_size"))
+    new.put_given("policy.backend.expert_parallel_size", old.get(f"{settings}.expert_parallel_size"))
+    scored = str(old.get(f"{settings}.automodel_kwargs.backend.gate_precision")).removeprefix("torch.")
+    if scored in ("float32", "float64"):
+        new.put("policy.backend.router.dtype", scored)
     new.put_given("policy.backend.logprob_chunk_tokens", old.get("policy.logprob_chunk_size"))
     kernel = old.get(f"{settings}.automodel_kwargs.attn_implementation")
     if kernel in ("eager", "sdpa", "flash_attention_2"):
