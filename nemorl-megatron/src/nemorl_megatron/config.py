@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
 
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """transformers' names of the rotary scalings that ``rope`` computes."""
 AttentionName = Literal["auto", "sdpa", "transformer_engine"]
 LayoutName = Literal["auto", "padded", "packed", "shared"]

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from megatron.core.transformer.moe.moe_utils import MoEAuxLossAutoScaler
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_layer import TransformerLayer
+from nemorl.errors import BackendError
 from nemorl.metrics import Mean, Metrics
-from nemorl_rl.models.routers import load_metrics
+from nemorl_rl.models.routers import changed, load_metrics
 from nemorl_tensors.engines.routers import balance_loss, moved_bias, sequence_loads
 from nemorl_tensors.engines.rows import Rows
 from torch import Tensor
@@ -118,6 +119,24 @@ class Routers:
         self.exist = bool(parallel.largest(len(self._found)))
         """On any rank."""
         self._tokens = 0.0
+        self._require(pieces)
+
+    def _require(self, pieces: Sequence[GPTModel]) -> None:
+        wanted = sorted({"balance_loss", "bias_update_rate"} & {*changed(self._config)})
+        if not wanted:
+            return
+        if not self.exist:
+            are_others = any(isinstance(part, TopKRouter) for piece in pieces for part in piece.modules())
+            raise BackendError(
+                f"router.{wanted[0]} is for routers that this backend built: "
+                + ("those of this model are Megatron-Bridge's" if are_others else "this model has none"),
+                fix=f"remove router.{' and router.'.join(wanted)}",
+            )
+        if self._config.bias_update_rate and any(router.expert_bias is None for router in self._found):
+            raise BackendError(
+                "router.bias_update_rate moves a bias for the choice of experts, and this architecture has none",
+                fix="set it to 0; router.balance_loss evens the load of any mixture",
+            )
 
     @property
     def are_balanced(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from nemorl.errors import BackendError
 
-from nemorl_megatron.rope import Rope
+from nemorl_megatron.rope import Rope, Yarn
 
 Activation = Literal["silu", "gelu_tanh"]
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -260,13 +260,13 @@ def _ropes(config: Any) -> dict[str, Any]:
     full, windowed = kinds
     turned = int(head * full.get("partial_rotary_factor", 1.0))
     return {
-        "rope": _rope(config, full, turned),
-        "windowed_rope": windowed and _rope(config, windowed, turned),
+        "rope": _rope(config, full),
+        "windowed_rope": windowed and _rope(config, windowed),
         "rotary": turned,
     }
 
 
-def _rope(config: Any, parameters: Mapping[str, Any], turned: int) -> Rope:
+def _rope(config: Any, parameters: Mapping[str, Any]) -> Rope:
     kind = parameters.get("rope_type", "default")
     theta = float(parameters["rope_theta"])
     if kind == "default":
@@ -281,8 +281,30 @@ def _rope(config: Any, parameters: Mapping[str, Any], turned: int) -> Rope:
             high_frequency=parameters["high_freq_factor"],
             original_length=parameters["original_max_position_embeddings"],
         )
+    if kind == "yarn":
+        return _yarn(config, parameters, theta)
     raise _unsupported(
-        config, f"rotary scaling of type {kind!r}", "default, linear and llama3 exist; others depend on the length"
+        config,
+        f"rotary scaling of type {kind!r}",
+        "there are default, linear, llama3 and yarn; others depend on the length",
+    )
+
+
+def _yarn(config: Any, parameters: Mapping[str, Any], theta: float) -> Yarn:
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters["factor"] or config.max_position_embeddings / original
+    weight, other = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    amplitude = parameters.get("attention_factor")
+    if amplitude is None and weight and other:
+        amplitude = Yarn.usual_amplitude(factor, weight) / Yarn.usual_amplitude(factor, other)
+    return Yarn(
+        theta,
+        factor=factor,
+        low_frequency=parameters.get("beta_slow") or 1,
+        high_frequency=parameters.get("beta_fast") or 32,
+        original_length=original,
+        amplitude=Yarn.usual_amplitude(factor) if amplitude is None else amplitude,
+        truncated=parameters.get("truncate", True),
     )
 
 

@@ -105,10 +105,15 @@ class MegatronBackend(RankBackend[Learner]):
             attention=self._config.attention,
             activation_checkpointing=self._policy.activation_checkpointing,
             calculate_per_token_loss=True,  # which is to say: gradients are sums
-            moe_router_dtype=ROUTER_DTYPES.get(self._config.router.dtype),
+            **self._router_fields(),
         )
         self._bridge.load(pieces, self._parallel, seed)
         return pieces
+
+    def _router_fields(self) -> dict[str, Any]:
+        asked = ROUTER_DTYPES.get(self._config.router.dtype)
+        # megatron-core would move biases as gradients are added up, whether there is an update or not.
+        return {"moe_router_bias_update_rate": 0.0} | ({} if asked is None else {"moe_router_dtype": asked})
 
     def _meter(self) -> WorkMeter:
         parallel = self._parallel

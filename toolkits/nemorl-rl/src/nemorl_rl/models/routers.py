@@ -21,7 +21,13 @@ from nemorl_rl.models.divisions import known_geometry
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
 
-BIASED_TYPES = frozenset({"deepseek_v3", "glm4_moe"})
+BIASED_TYPES = frozenset(
+    {
+        *("deepseek_v3", "deepseek_v32", "dots1", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite"),
+        *("glm4v_moe", "glm_moe_dsa", "kimi_linear", "longcat_flash", "mimo_v2_flash", "minimax_m2", "nemotron_h"),
+        "solar_open",
+    }
+)
 """``model_type`` of architectures whose files have a bias for the choice of experts (``e_score_correction_bias``)."""
 
 
@@ -37,8 +43,8 @@ class RouterConfig(Config):
     bias_update_rate: float = Field(0.0, ge=0)
     """Step of the bias that is added to scores when experts are chosen, and to nothing else (DeepSeek-V3,
     arXiv:2412.19437, sec. 2.1.2): after each update it grows by this for experts with fewer tokens than the mean of
-    their layer, and falls by this for those with more. DeepSeek-V3 was trained with 0.001. Models of type deepseek_v3
-    and glm4_moe have the bias."""
+    their layer, and falls by this for those with more. DeepSeek-V3 was trained with 0.001. Models built as it or as
+    GLM-4.5 have the bias."""
     dtype: Literal["model", "float32", "float64"] = "model"
     """In which routers score tokens, so that fewer ties are broken by rounding. ``model``: as the policy computes, or
     as the architecture asks for."""
@@ -61,8 +67,8 @@ def router_problems(policy: PolicyConfig, router: RouterConfig) -> Iterator[Conf
         elif name == "bias_update_rate" and geometry.model_type not in BIASED_TYPES:
             yield ConfigIssue(
                 "backend.router.bias_update_rate",
-                f"files of models of type {geometry.model_type} have no bias for the choice of experts: "
-                f"{', '.join(sorted(BIASED_TYPES))} have",
+                f"files of models of type {geometry.model_type} have no bias for the choice of experts, as those of "
+                "deepseek_v3 and glm4_moe have",
                 "set it to 0; router.balance_loss evens the load of any mixture",
             )
 
