@@ -30,9 +30,11 @@ DTENSOR = (
     Layout("tp2", 2, TP),
     Layout("fsdp2 adapters", 2, {"lora": {"rank": 4, "target_modules": "all-linear"}}),
     Layout("fsdp2 mixture", 2, model="mixture"),
+    Layout("ep2", 2, options={"expert_parallel_size": 2}, model="mixture"),
     Layout("fsdp3", 3),  # uneven
     Layout("fsdp2 x tp2", 4, TP),
     Layout("2 replicas of fsdp2", 4, options={"data_parallel_replicas": 2}),
+    Layout("fsdp2 x ep2", 4, options={"expert_parallel_size": 2}, model="mixture"),
 )
 MEGATRON = (
     Layout("one", 1),

@@ -24,6 +24,8 @@ from nemorl_dtensor.model_kernels import use_fast_kernels
 from nemorl_dtensor.model_lora import Adapters
 from nemorl_dtensor.model_quantized import prepare_layers, quantization
 from nemorl_dtensor.published_names import PublishedNames
+from nemorl_dtensor.recomputation import recompute_layers
+from nemorl_dtensor.router_loads import RouterLoads
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharded_weights import fill, hollow
 from nemorl_dtensor.value_head import ValueScorer
@@ -53,6 +55,8 @@ class Assembly:
     adapters: Adapters | None
     is_packed: bool
     """Sequences share rows where they do not share tokens"""
+    loads: RouterLoads
+    """Of a mixture's routers"""
     reference: AnyScorer | None = None
     """The frozen initial weights, where they are asked for and no adapter can be turned off to get them"""
     frozen: PreTrainedModel | None = None
@@ -130,9 +134,10 @@ def _whole(
     # 3. How it is computed.
     for each in (model,) if initial is None else (model, initial):
         use_fast_kernels(each)
+    loads = [RouterLoads(each, config.router) for each in (initial, model) if each is not None][-1]
     gradients = vocabulary_gradients(model)
     if policy.activation_checkpointing:
-        _checkpoint_activations(model)
+        recompute_layers(model)
 
     # 4. How it is scored.
     reference: AnyScorer | None
@@ -152,7 +157,7 @@ def _whole(
                 chunk_tokens=config.logprob_chunk_tokens,
             )
         )
-    return Assembly(model, names, scorer, adapters, packed, reference, initial, gradients)
+    return Assembly(model, names, scorer, adapters, packed, loads, reference, initial, gradients)
 
 
 def _sharded(
@@ -187,35 +192,18 @@ def _sharded(
         with hollow(model):
             adapters = Adapters(model, policy.lora, worker.seed, beside_text=_beside_text(model, sight))
             drawn = adapters.tensors()
+    loads = RouterLoads(model, config.router)
     if trained and policy.activation_checkpointing:
-        _checkpoint_activations(model)
+        recompute_layers(model)
 
     # 3. How it is scored, spread over ranks; then memory and weights for this rank's part.
     logprobs = partial(Scorer.find, sight=sight, chunk_tokens=config.logprob_chunk_tokens)
     found: Scorer | ValueScorer = ValueScorer.find(model) if head == "value" else logprobs(model)
     scorer = ShardedScorer.of(model, found, ranks, sequence_parallel=config.sequence_parallel)
     fill(model, policy, worker.device, worker.seed, drawn, worker.rank, head)
-    return Assembly(model, names, scorer, adapters, packed)
+    return Assembly(model, names, scorer, adapters, packed, loads)
 
 
 def _beside_text(model: PreTrainedModel, sight: Sight | None) -> list[str]:
     """Modules that see or hear, and what connects them."""
     return [] if sight is None else [*sight.family.tower_names(model), *sight.family.connector_names(model)]
-
-
-def _checkpoint_activations(model: PreTrainedModel) -> None:
-    """Recompute each decoder layer in the backward pass.
-
-    Not by transformers' own switch: that one works in training mode only, which would turn dropout on as well.
-    """
-    from torch.utils.checkpoint import checkpoint as recompute
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise BackendError(
-            f"{type(model).__name__} does not mark its layers for activation checkpointing",
-            fix="set policy.activation_checkpointing: false",
-        )
-    for layer in layers:
-        layer.forward = partial(recompute, layer.forward, use_reentrant=False)

@@ -1,7 +1,8 @@
 """A training checkpoint: PyTorch's distributed checkpoint over safetensors files, and JSON. No pickle, so reading one
 runs no code.
 
-``model/`` (trainable parameters), ``optimizer/`` and ``optimizer.json`` (AdamW state, schedule position),
+``model/`` (trainable parameters, biases of routers), ``optimizer/`` and ``optimizer.json`` (AdamW state, the number of
+steps),
 ``rng-<rank>.safetensors`` (torch generators). Every rank writes its own shards, and a file says in its header which
 part of which tensor it holds; so one rank reads what two have written, and the other way round.
 """
@@ -43,6 +44,7 @@ def contents(
     *,
     with_optimizer: bool = True,
     adapter: AdapterShape | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
 ) -> RankFiles:
     """This rank's files of everything that makes the next step, over the live tensors. Collective.
 
@@ -52,8 +54,9 @@ def contents(
         rank: Of this process.
         with_optimizer: Also the optimizer's moments and float32 masters, not its position alone.
         adapter: What the parameters are scaled and published as, where they are those of an adapter.
+        buffers: What else training moves: the biases of routers; the same on every rank.
     """
-    weights = planned_files({name: parameter.detach() for name, parameter in parameters.items()})
+    weights = planned_files({name: parameter.detach() for name, parameter in parameters.items()} | dict(buffers or {}))
     states = planned_files(optimizer.tensors()) if with_optimizer else {}
     position = {
         "format": FORMAT,
@@ -70,17 +73,26 @@ def contents(
     )
 
 
-def load(path: Path, parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, rank: int = 0) -> None:
+def load(
+    path: Path,
+    parameters: Mapping[str, nn.Parameter],
+    optimizer: Optimizer,
+    rank: int = 0,
+    *,
+    buffers: Mapping[str, Tensor] | None = None,
+) -> None:
     """Restore what :func:`contents` saved, into the memory that the parameters already have. Collective.
 
     The number of ranks and how they share the model may differ from when it was written; then random generators beyond
-    those saved start from rank 0's.
+    those saved start from rank 0's. A buffer that was not saved stays as it is.
 
     Raises:
         CheckpointError: Files are missing or damaged, or are of another model.
     """
+    found = _shapes(path / MODEL)
     weights = {name: parameter.detach() for name, parameter in parameters.items()}
-    _compare(path, {name: tensor.shape for name, tensor in weights.items()}, _shapes(path / MODEL))
+    weights |= {name: buffer for name, buffer in (buffers or {}).items() if name in found}
+    _compare(path, {name: tensor.shape for name, tensor in weights.items()}, found)
     _read(path / MODEL, weights)
     steps, has_state, optimizer.rate_scale = _position(path / OPTIMIZER_JSON)
     if has_state:

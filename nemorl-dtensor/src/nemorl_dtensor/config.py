@@ -13,10 +13,12 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOpt
 from nemorl.contracts import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
-from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems
+from nemorl_rl.models.divisions import tensor_parallel_problems
 from nemorl_rl.models.rank_backend import RankBackendConfig
 from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, TrainingPlan
 from pydantic import Field
+
+from nemorl_dtensor.mixtures import mixture_problems
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, Head, TrainingBackend
@@ -47,6 +49,10 @@ class DTensorConfig(RankBackendConfig):
     data_parallel_replicas: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Copies of the sharded model (hybrid sharding), each spread over an equal part of the data-parallel ranks. Raise
     it when nodes are joined by a slow network, e.g. to the number of nodes."""
+    expert_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
+    """Data-parallel ranks that the experts of each layer of a mixture are divided over: tokens travel to them, in place
+    of weights. The rest of the model is sharded over all data-parallel ranks as before. It divides the experts, and the
+    workers of a replica."""
     sequence_parallel: Annotated[bool, RESUMABLE] = True
     """With tensor parallelism, also split norms and residuals along the sequence: less memory, same communication."""
     logprob_chunk_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
@@ -58,15 +64,10 @@ class DTensorConfig(RankBackendConfig):
     recently wait in the host's memory."""
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
+        yield from super().rank_problems(policy, world_size)
+        yield from mixture_problems(policy, self, world_size)
         ways = policy.tensor_parallel_size
         yield from tensor_parallel_problems(policy, ways, "tensor_parallel_size", copies_key_values=False)
-        geometry = known_geometry(policy) if ways > 1 else None
-        if geometry is not None and geometry.experts:
-            yield ConfigIssue(
-                "tensor_parallel_size",
-                f"dtensor does not divide the {geometry.experts} experts of this model over tensor-parallel ranks",
-                "set it to 1 (FSDP shards experts over the workers), or use backend: megatron",
-            )
         if policy.lora is not None and policy.lora.head and world_size > 1:
             yield ConfigIssue(
                 "lora.head",

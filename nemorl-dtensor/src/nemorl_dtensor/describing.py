@@ -36,7 +36,7 @@ class DTensorPlan:
     def spread(self, model: HeldModel) -> Spread:
         data = max(1, model.ranks // model.tensor)
         shards = max(1, data // self.config.data_parallel_replicas)
-        return Spread(data, model.tensor, shards=shards, gathers_layers=True)
+        return Spread(data, model.tensor, expert=self.config.expert_parallel_size, shards=shards, gathers_layers=True)
 
     def row_layout(self, model: HeldModel, sharing: float) -> RowLayout:
         """Packed rows take flash attention, and a plan does not know whether that is there."""
@@ -50,9 +50,14 @@ class DTensorPlan:
         is_spread = not g.experts and g.model_type in LIKE_LLAMA
         tensors = tensor_sizes(model, per_node) if is_spread else [1]
         copies = sorted({1, self.config.data_parallel_replicas, max(1, model.ranks // per_node)})
-        for tensor, replicas in product(tensors, copies):
-            if model.ranks % (tensor * replicas) == 0:
-                yield {"tensor_parallel_size": tensor, "backend.data_parallel_replicas": replicas}
+        experts = [e for e in (1, 2, 4, 8, 16, 32, 64) if e == 1 or (g.experts and g.experts % e == 0)]
+        for tensor, replicas, expert in product(tensors, copies, experts):
+            if model.ranks % (tensor * replicas * expert) == 0:
+                yield {
+                    "tensor_parallel_size": tensor,
+                    "backend.data_parallel_replicas": replicas,
+                    "backend.expert_parallel_size": expert,
+                }
 
     def memory(self, model: HeldModel) -> Moments:
         fused = self.cpu_kernels and model.on_cpu and model.ranks == 1

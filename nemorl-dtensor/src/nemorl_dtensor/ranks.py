@@ -1,7 +1,8 @@
 """Where one rank stands among the others: the process group, the device mesh, and the few sums that cross it.
 
 Mesh axes, outermost first: ``dp_replicate`` (copies of the sharded model), ``dp_shard`` (FSDP), ``tp`` (tensor
-parallel). So data-parallel rank = rank // tp, and the ranks of a tensor-parallel group are neighbours.
+parallel). So data-parallel rank = rank // tp, and the ranks of a tensor-parallel group are neighbours. For the experts
+of a mixture ``dp_shard`` is two axes: ``edp`` (ranks with the same experts) and ``ep`` (ranks that divide them).
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ class Ranks:
 
     mesh: DeviceMesh
     rank: int
+    experts: DeviceMesh | None = None
+    """The same ranks with axes ``edp`` and ``ep`` in place of ``dp_shard``, where experts are divided"""
 
     @classmethod
-    def join(cls, worker: WorkerContext, *, tensor_parallel: int, replicas: int) -> Ranks:
+    def join(cls, worker: WorkerContext, *, tensor_parallel: int, replicas: int, expert_parallel: int = 1) -> Ranks:
         """Meet the other ranks. Collective.
 
         Raises:
@@ -45,6 +48,11 @@ class Ranks:
                 "ranks",
                 fix="make the number of workers a multiple of data_parallel_replicas * tensor_parallel_size",
             )
+        if shards % expert_parallel:
+            raise BackendError(
+                f"{shards} data-parallel ranks of a replica cannot divide experts {expert_parallel} ways",
+                fix="make policy.backend.expert_parallel_size a divisor of the number of workers per replica",
+            )
         kind = torch.device(worker.device).type
         try:
             dist.init_process_group(
@@ -55,13 +63,15 @@ class Ranks:
                 timeout=timedelta(seconds=worker.collective_timeout_s),
             )
             mesh = init_device_mesh(kind, (replicas, shards, tensor_parallel), mesh_dim_names=AXES)
+            divided = (shards // expert_parallel, expert_parallel)
+            experts = mesh._unflatten("dp_shard", divided, ("edp", "ep")) if expert_parallel > 1 else None
         except (RuntimeError, ValueError) as error:
             raise BackendError(
                 f"rank {worker.rank} of {worker.world_size} waited {worker.collective_timeout_s:.0f} s at "
                 f"{worker.master_address}:{worker.master_port} for the others: {error}",
                 fix="look at the other ranks' logs: one of them did not start, or cannot reach that address",
             ) from error
-        return cls(mesh, worker.rank)
+        return cls(mesh, worker.rank, experts)
 
     @property
     def data_parallel_size(self) -> int:
@@ -75,6 +85,12 @@ class Ranks:
     def shard_mesh(self) -> DeviceMesh:
         """The mesh that FSDP2 shards over: two axes where there are replicas."""
         return self.mesh["dp_replicate", "dp_shard"] if self.mesh["dp_replicate"].size() > 1 else self.mesh["dp_shard"]
+
+    @property
+    def expert_shard_mesh(self) -> DeviceMesh:
+        """The mesh that FSDP2 shards divided experts over, with replicas outermost where there are any."""
+        assert self.experts is not None, "experts are not divided"
+        return self.experts["dp_replicate", "edp"] if self.experts["dp_replicate"].size() > 1 else self.experts["edp"]
 
     def largest(self, value: int) -> int:
         """The maximum of a number over all ranks."""

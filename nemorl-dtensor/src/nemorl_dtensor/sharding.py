@@ -7,6 +7,7 @@ architecture built like Llama (Mistral, Qwen2, Qwen3, …); others are refused f
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from nemorl_dtensor.experts import divide_experts, divided_axis, stacked_experts
 from nemorl_dtensor.sharded_lora import columns_plan, rows_plan
 
 if TYPE_CHECKING:
@@ -46,8 +48,10 @@ def shard(model: PreTrainedModel, ranks: Ranks, *, sequence_parallel: bool) -> N
     """Spread ``model`` over the ranks. Its parameters may be on the meta device still."""
     if ranks.tensor_parallel_size > 1:
         _split_layers(model, ranks.mesh["tp"], sequence_parallel=sequence_parallel)
+    if ranks.experts is not None:
+        divide_experts(model, ranks.experts["ep"])
     if ranks.data_parallel_size > 1:
-        _fully_shard(model, ranks.shard_mesh)
+        _fully_shard(model, ranks)
 
 
 def reshard(model: nn.Module) -> None:
@@ -74,9 +78,12 @@ def hidden_matrices(model: PreTrainedModel) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in inside and parameter.ndim == 2}
 
 
-def _fully_shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+def _fully_shard(model: PreTrainedModel, ranks: Ranks) -> None:
     # Gradients are summed: loss weights already divide by the tokens of the whole step, over all ranks.
-    precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    mesh, precision = ranks.shard_mesh, MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    for experts in stacked_experts(model) if ranks.experts is not None else ():
+        placement = partial(_along, divided_axis(experts, ranks.expert_shard_mesh["edp"].size()))
+        fully_shard(experts, mesh=ranks.expert_shard_mesh, mp_policy=precision, shard_placement_fn=placement)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     fully_shard(model, mesh=mesh, mp_policy=precision)
@@ -85,6 +92,10 @@ def _fully_shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no reduction that also scales
     register_fsdp_forward_method(model, SCORE)
+
+
+def _along(axis: int, _parameter: nn.Parameter) -> Shard:
+    return Shard(axis)
 
 
 def _split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:

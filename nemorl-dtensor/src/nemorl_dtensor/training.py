@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,7 @@ from nemorl_tensors.engines.observing import Activations
 from nemorl_tensors.engines.pieces import Piece
 from nemorl_tensors.engines.rank_backend import RankBackend
 from nemorl_tensors.engines.residency import Residency
-from nemorl_tensors.engines.rows import Rows
+from nemorl_tensors.engines.rows import Rows, fed_lengths
 from nemorl_tensors.engines.steps import (
     PLACE,
     Evaluate,
@@ -56,6 +57,7 @@ from nemorl_dtensor.observing import observe_scoring
 from nemorl_dtensor.optim import Optimizer, norm_of_whole
 from nemorl_dtensor.origin import Origin
 from nemorl_dtensor.ranks import Ranks
+from nemorl_dtensor.router_loads import router_biases
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import hidden_matrices
 from nemorl_dtensor.shelf import Shelf
@@ -88,11 +90,14 @@ class DTensorBackend(RankBackend[Optimizer]):
         self._ranks: Ranks | None = None
         if worker.world_size > 1:
             self._ranks = Ranks.join(
-                worker, tensor_parallel=policy.tensor_parallel_size, replicas=config.data_parallel_replicas
+                worker,
+                tensor_parallel=policy.tensor_parallel_size,
+                replicas=config.data_parallel_replicas,
+                expert_parallel=config.expert_parallel_size,
             )
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
-        self._adapters, self._gradients = assembly.adapters, assembly.gradients
+        self._adapters, self._gradients, self._loads = assembly.adapters, assembly.gradients, assembly.loads
 
         # 2. It proves that it computes what transformers' own does, and which layouts it can.
         if assembly.frozen is not None and assembly.reference is not None:
@@ -167,26 +172,29 @@ class DTensorBackend(RankBackend[Optimizer]):
             self._adapters.train(True)
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up.
-        trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
+        trained, measured = batch, batch.select([])
+        if not self._loads.are_balanced:
+            trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
         found: list[tuple[Tensor, Metrics]] = []
         laid_out: list[Rows] = []
         plan = self._layout.plan(trained, self._budget)
         idle_passes = self._idle_passes(plan)
-        with self._room_for_microbatches():
-            for sequences in plan:
-                value, metrics, rows = self._evaluated(evaluate_loss, loss, trained.select(sequences), into)
-                laid_out.append(rows)
-                if value.requires_grad:  # it does not where no token of the microbatch is trained on
-                    with boundary(f"the backward pass of {loss_owner(loss)}", passing=(torch.OutOfMemoryError,)):
-                        value.backward()  # type: ignore[no-untyped-call]
+        with self._loads.counting(int(fed_lengths(batch).sum())):
+            with self._room_for_microbatches():
+                for sequences in plan:
+                    value, metrics, rows = self._evaluated(evaluate_loss, loss, trained.select(sequences), into)
+                    laid_out.append(rows)
+                    if value.requires_grad:  # it does not where no token of the microbatch is trained on
+                        with boundary(f"the backward pass of {loss_owner(loss)}", passing=(torch.OutOfMemoryError,)):
+                            value.backward()  # type: ignore[no-untyped-call]
+                        optimizer.accumulate()
+                    found.append((value.detach(), metrics))
+                for _ in range(idle_passes):
+                    self._idle(self._scorer).backward()  # type: ignore[no-untyped-call]
                     optimizer.accumulate()
-                found.append((value.detach(), metrics))
-            for _ in range(idle_passes):
-                self._idle(self._scorer).backward()  # type: ignore[no-untyped-call]
-                optimizer.accumulate()
 
-        # 2. Forward alone, of sequences that have no gradient: metrics are of all.
-        found += self._without_gradient(evaluate_without_gradient, measured, loss, into)
+            # 2. Forward alone, of sequences that have no gradient: metrics are of all.
+            found += self._without_gradient(evaluate_without_gradient, measured, loss, into)
         if self._adapters:
             self._adapters.train(False)
         return {
@@ -200,7 +208,12 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def _update(self, adam: AdamStep | None) -> StepResult:
         with self._room_for_states():
-            return self._optimizer.step(adam)
+            result = self._optimizer.step(adam)
+        return replace(result, metrics=self._loads.updated(moves=not result.skipped))
+
+    def _clear_gradients(self) -> None:
+        super()._clear_gradients()
+        self._loads.clear()
 
     def _score(self, batch: TokenBatch, weights: WeightsName, keep: TokenFilter | None, into: Tensor) -> None:
         scorer = self._reference if weights == "reference" and self._reference is not None else self._scorer
@@ -235,12 +248,22 @@ class DTensorBackend(RankBackend[Optimizer]):
         self._residency.require("weights", "optimizer")
         shape = None if self._adapters is None else self._adapters.shape
         return checkpoint.contents(
-            self._trainable, self._optimizer, self._rank, with_optimizer=optimizer, adapter=shape
+            self._trainable,
+            self._optimizer,
+            self._rank,
+            with_optimizer=optimizer,
+            adapter=shape,
+            buffers=self._moved,
         )
+
+    @property
+    def _moved(self) -> Mapping[str, Tensor]:
+        """What training moves beside parameters."""
+        return {} if self._policy.lora else router_biases(self._model)
 
     def load_checkpoint(self, path: Path) -> None:
         self._residency.require("weights", "optimizer")
-        checkpoint.load(path, self._trainable, self._optimizer, self._rank)
+        checkpoint.load(path, self._trainable, self._optimizer, self._rank, buffers=self._moved)
         saved = checkpoint.adapter_shape(path)
         if self._adapters is not None and saved is not None:
             self._adapters.shape = saved
@@ -254,7 +277,7 @@ class DTensorBackend(RankBackend[Optimizer]):
                 save_processor(path, self._policy.model_name, self._policy.media.processor)
 
     def _release(self) -> None:
-        del self._exported, self._model, self._scorer, self._trainable, self._origin, self._gradients
+        del self._exported, self._model, self._scorer, self._loads, self._trainable, self._origin, self._gradients
         if self._ranks is not None:
             self._ranks.leave()
 
@@ -286,6 +309,7 @@ class DTensorBackend(RankBackend[Optimizer]):
     def _outputs(self, rows: Rows, microbatch: TokenBatch, shape: tuple[int, ...]) -> Tensor:
         """[N] (candidates: [N, K]) float32 log-probs or values of a microbatch, 0.0 where masked out."""
         self._work.add(rows, backward=torch.is_grad_enabled())
+        self._loads.see(rows, len(microbatch))
         outputs = torch.zeros(shape, dtype=torch.float32, device=microbatch.token_ids.device)
         if rows.targets.numel() == 0:
             # The other ranks may have something to score, and each pass takes all of them.
@@ -325,6 +349,7 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def _idle(self, scorer: AnyScorer) -> Tensor:
         assert isinstance(scorer, ShardedScorer), "one rank alone has nobody to wait for"
+        self._loads.see(None)
         return scorer.idle(self._device)
 
 

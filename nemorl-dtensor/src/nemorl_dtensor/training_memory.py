@@ -44,8 +44,13 @@ class Memory:
         self._attention = _attention_weights(model) if fused else 0.0
         g, experts = model.geometry, model.geometry.experts
         # FSDP cuts stacks of experts along the experts: fewer of them than shards take as much as that many would.
-        padding = -(-experts // self._shards) * self._shards / experts if experts else 1.0
-        self._layer = g.layer_parameters + (padding - 1) * g.expert_parameters / g.layers
+        # Those that expert-parallel ranks divide are cut evenly, and a rank gathers its own alone.
+        apart = model.spread.expert
+        padding = -(-experts // self._shards) * self._shards / experts if experts and apart == 1 else 1.0
+        in_layer = g.expert_parameters / g.layers
+        self._layer = g.layer_parameters + (padding - 1) * in_layer
+        self._whole_layer = self._layer - (1 - 1 / apart) * in_layer
+        """Of which a rank has the weights and gradients before FSDP divides them"""
         self._held = model.parameters + (padding - 1) * g.expert_parameters
         self._trained = model.adapter_parameters if model.lora_rank else self._held
         self._element = 4 if model.lora_rank else model.element
@@ -115,7 +120,8 @@ class Memory:
         kept = tokens * per.layer + self._attention
         waiting = below * (tokens * per.entry if model.checkpointing else kept)
         begin = kept + tokens * (per.passing + (per.entry if model.checkpointing else 0))
-        layer = 0.0 if model.lora_rank else b * g.layer_parameters / t
+        elsewhere = self._layer - self._whole_layer
+        layer = 0.0 if model.lora_rank else b * (g.layer_parameters - elsewhere) / t
         decoded = b * g.hidden * g.ffn if self._packed else 0  # the weight that is multiplied with
         inside = max(begin + decoded, tokens * per.ending + layer)
         text = f"{count(tokens)} tokens x {below} layers + {count(inside)}B in the layer"
@@ -124,7 +130,7 @@ class Memory:
             return activations, *self._gathered(min(2, 1 + below))
         done = 0.0 if b == 4 and model.accumulates else b * above * self._layer / self._divided
         head = 0.0 if model.value_head else b * g.embedding_parameters / t
-        reduced = 4 * self._layer / t if self._shards > 1 else 0.0
+        reduced = 4 * self._whole_layer / t if self._shards > 1 else 0.0
         text = f"{b} B x {above} layers / {self._divided} + head {count(head)}B + reduced {count(reduced)}B"
         return activations, Part("gradients", done + head + reduced, text), *self._gathered(min(2, 1 + below))
 
@@ -160,8 +166,8 @@ class Memory:
         if self._shards == 1:
             return ()
         b, t, root = self._model.element, self._model.tensor, self._model.root_parameters
-        text = f"{b} B x ({count(root)} + {layers} x {count(self._layer)}) / {t}"
-        return (Part("gathered layers", b * (root + layers * self._layer) / t, text),)
+        text = f"{b} B x ({count(root)} + {layers} x {count(self._whole_layer)}) / {t}"
+        return (Part("gathered layers", b * (root + layers * self._whole_layer) / t, text),)
 
     def _forward(self) -> Parts:
         """A pass without gradient: one layer's activations and a chunk of logits."""

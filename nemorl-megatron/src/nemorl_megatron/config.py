@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
 
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """transformers' names of the rotary scalings that ``rope`` computes."""
 AttentionName = Literal["auto", "sdpa", "transformer_engine"]
 LayoutName = Literal["auto", "padded", "packed", "shared"]
@@ -70,9 +70,6 @@ class MegatronConfig(RankBackendConfig):
     """Divide optimizer state and master weights over the data-parallel ranks instead of copying them to each."""
     freeze_moe_router: bool = False
     """Do not train the routers of mixtures of experts: tokens keep going to the experts that they went to."""
-    router_precision: Literal["float32", "float64"] | None = None
-    """In which routers of mixtures of experts score tokens, so that fewer ties are broken by rounding. Unset: the
-    policy's."""
     layout: Annotated[LayoutName, RESUMABLE] = "auto"
     """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all of a microbatch
     in one row. ``shared``: also compute tokens that they have in common (the prompt of a group, turns before a branch)
@@ -123,6 +120,13 @@ class MegatronConfig(RankBackendConfig):
         return tuple(rank % stage // width for rank in range(world_size))
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
+        yield from super().rank_problems(policy, world_size)
+        if policy.lora is not None and self.router.bias_update_rate:
+            yield ConfigIssue(
+                "backend.router.bias_update_rate",
+                "with adapters the base stays as it is, and the bias that chooses experts is a part of it",
+                "set it to 0, or remove lora",
+            )
         yield from rope_problems(policy, "hf_config_overrides")
         yield from tensor_parallel_problems(policy, policy.tensor_parallel_size, "tensor_parallel_size")
         whole_sequences = policy.tensor_parallel_size > 1 and not self.sequence_parallel

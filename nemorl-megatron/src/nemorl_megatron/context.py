@@ -29,18 +29,26 @@ def own_part(rows: Rows, rank: int, ranks: int) -> Rows:
         whole.reshape(height, 2 * ranks, chunk)[:, [rank, 2 * ranks - 1 - rank]].reshape(height, 2 * chunk)
         for whole in (rows.input_ids, positions)
     )
-    column = rows.predictors % max(1, width)
-    number, within = column // max(1, chunk), column % max(1, chunk)
-    is_early, is_late = number == rank, number == 2 * ranks - 1 - rank
-    mine = is_early | is_late
-    local = torch.where(is_late, chunk, 0) + within
+
+    def own(places: Tensor) -> tuple[Tensor, Tensor]:
+        """Which places are here, and where."""
+        column = places % max(1, width)
+        number, within = column // max(1, chunk), column % max(1, chunk)
+        is_early, is_late = number == rank, number == 2 * ranks - 1 - rank
+        mine = is_early | is_late
+        return mine, (places // max(1, width) * (2 * chunk) + torch.where(is_late, chunk, 0) + within)[mine]
+
+    mine, predictors = own(rows.predictors)
+    is_here, places = own(rows.places)
     return replace(
         rows,
         input_ids=input_ids,
         position_ids=position_ids,
-        predictors=(rows.predictors // max(1, width) * (2 * chunk) + local)[mine],
+        predictors=predictors,
         targets=rows.targets[mine],
         target_ids=rows.target_ids[mine],
+        places=places,
+        owners=rows.owners[is_here],
     )
 
 

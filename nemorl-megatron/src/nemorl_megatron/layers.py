@@ -21,6 +21,7 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import (
     TransformerBlockSubmodules,
@@ -38,6 +39,7 @@ from torch.nn.functional import linear, rms_norm
 
 from nemorl_megatron.attention import CoreAttention
 from nemorl_megatron.rope import rotate
+from nemorl_megatron.routers import MixtureLayer, Router
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
@@ -197,7 +199,7 @@ def _layer_spec(settings: Settings, layer: int, attention: AttentionName, config
     if settings.windowed_rope is not None:
         angles = WINDOWED if settings.windowed[layer] else FULL
     return ModuleSpec(
-        module=TransformerLayer,
+        module=MixtureLayer if settings.is_mixture(layer) else TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=Norm,
             self_attention=ModuleSpec(
@@ -213,7 +215,7 @@ def _layer_spec(settings: Settings, layer: int, attention: AttentionName, config
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=Norm,
-            mlp=_mixture() if settings.is_mixture(layer) else _dense(settings),
+            mlp=_mixture(settings) if settings.is_mixture(layer) else _dense(settings),
             mlp_bda=get_bias_dropout_add,
         ),
     )
@@ -229,12 +231,18 @@ def _dense(settings: Settings) -> ModuleSpec:
     )
 
 
-def _mixture() -> ModuleSpec:
+def _mixture(settings: Settings) -> ModuleSpec:
     # megatron-core 0.16 tests this name against None, but defines it only beside Transformer Engine.
     vars(moe_utils).setdefault("te_general_gemm", None)
     experts = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    assert settings.mixture is not None
     return ModuleSpec(
-        module=MoELayer, submodules=MoESubmodules(experts=ModuleSpec(module=SequentialMLP, submodules=experts))
+        module=MoELayer,
+        submodules=MoESubmodules(
+            experts=ModuleSpec(module=SequentialMLP, submodules=experts),
+            shared_experts=ModuleSpec(module=SharedExpertMLP, submodules=experts),
+            router=partial(Router, has_bias=settings.mixture.biased),
+        ),
     )
 
 

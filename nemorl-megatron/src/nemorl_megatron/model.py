@@ -76,7 +76,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             del self.output_layer
             self.value_head = ValueHead(config)
         ropes = [settings.rope] if settings.windowed_rope is None else [settings.rope, settings.windowed_rope]
-        self.rotary_pos_emb = Rotary(ropes, settings.head, parallel.device)
+        self.rotary_pos_emb = Rotary(ropes, settings.rotary, parallel.device)
         if first and settings.embedding_scale != 1:
             self.embedding.register_forward_hook(partial(_scale, settings.embedding_scale))
         _mark_parts(self)
@@ -88,6 +88,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         packing: Packing | None = None,
         *,
         row_pass: Pass | None = None,
+        visits: Tensor | None = None,
     ) -> Tensor:
         """Rows to hidden states.
 
@@ -98,6 +99,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             position_ids: [B, S] of the tokens within their sequences; ``None``: 0 ... S - 1 in every row.
             packing: Where sequences begin, if the one row holds many.
             row_pass: Generation: where the tokens stand and what they see, in evaluation mode.
+            visits: That of ``routers``, where mixtures count.
 
         Returns:
             [S, B, H], of the last stage after its final norm, for ``head.OutputHead``; [S / tensor, B, H] with sequence
@@ -113,13 +115,20 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             )
             positions, mask = ids.t(), None
         return super().forward(  # type: ignore[no-any-return]
-            token_ids, positions, mask, inference_context=row_pass, packed_seq_params=packing
+            token_ids,
+            positions,
+            mask,
+            inference_context=row_pass,
+            packed_seq_params=packing,
+            padding_mask=visits,
         )
 
-    def _preprocess(self, input_ids: Tensor, position_ids: Tensor, **_: Any) -> tuple[Any, ...]:
+    def _preprocess(
+        self, input_ids: Tensor, position_ids: Tensor, padding_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Any, ...]:
         """megatron-core has one position per column; here each token of each row has its own, [S, B]."""
         embedded = self.embedding(input_ids=input_ids, position_ids=None) if self.pre_process else None
-        return embedded, self.rotary_pos_emb(position_ids, self.config.params_dtype), None, None, None, None
+        return embedded, self.rotary_pos_emb(position_ids, self.config.params_dtype), None, None, None, padding_mask
 
     def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
         if not self.gives_values:
@@ -241,7 +250,7 @@ def _mixture_fields(settings: Settings) -> dict[str, Any]:
     mixture = settings.mixture
     if mixture is None:
         return {}
-    return {
+    fields: dict[str, Any] = {
         "num_moe_experts": mixture.experts,
         "moe_layer_freq": [int(sparse) for sparse in mixture.layers],
         "moe_ffn_hidden_size": mixture.ffn,
@@ -250,6 +259,15 @@ def _mixture_fields(settings: Settings) -> dict[str, Any]:
         "moe_router_pre_softmax": not mixture.renormalized,
         "moe_router_load_balancing_type": "none",
     }
+    if mixture.biased:
+        fields |= {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_dtype": "fp32",
+            "moe_router_topk_scaling_factor": mixture.scale,
+        }
+    if mixture.shared_ffn:
+        fields["moe_shared_expert_intermediate_size"] = mixture.shared_ffn
+    return fields
 
 
 def _require_divisible(settings: Settings, sizes: Sizes) -> None:

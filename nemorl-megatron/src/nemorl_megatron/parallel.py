@@ -172,6 +172,12 @@ class Parallel:
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
+    def sum(self, value: int) -> int:
+        """The sum of a number over all ranks. Collective."""
+        found = torch.tensor(value, device=self.device)
+        dist.all_reduce(found)
+        return int(found)
+
     def from_last_stage(self, value: Any) -> Any:
         """Value on the last stage of this rank's pipeline: a tensor (of one shape on all of them, filled in place) or
         a picklable object. Collective."""

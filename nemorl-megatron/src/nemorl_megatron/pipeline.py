@@ -46,6 +46,8 @@ class Microbatch:
     pass"""
     packing: Packing | None = None
     """Of a row that holds many sequences."""
+    visits: Tensor | None = None
+    """That of ``routers``, where mixtures count."""
 
     def predicting(self, states: Tensor) -> Tensor:
         """[M, H] the states that predict the scored tokens, of [S, R, H]."""
@@ -141,9 +143,11 @@ def _at_least(rows: Rows, height: int, width: int) -> Rows:
     if position_ids is not None:
         padding = torch.arange(missing[1], device=position_ids.device).expand(len(position_ids), missing[1])
         position_ids = torch.cat((position_ids, padding), 1)
-    above, column = rows.predictors // max(1, found_width), rows.predictors % max(1, found_width)
-    predictors = above * input_ids.shape[1] + column
-    return replace(rows, input_ids=input_ids, position_ids=position_ids, predictors=predictors)
+    predictors, places = (
+        found // max(1, found_width) * input_ids.shape[1] + found % max(1, found_width)
+        for found in (rows.predictors, rows.places)
+    )
+    return replace(rows, input_ids=input_ids, position_ids=position_ids, predictors=predictors, places=places)
 
 
 def run(
@@ -177,7 +181,8 @@ def run(
 
     def forward(source: Iterator[Microbatch], piece: torch.nn.Module) -> tuple[Tensor, Any]:
         part = next(source)
-        states = piece(part.rows.input_ids, part.rows.position_ids, part.packing)
+        counted = {} if part.visits is None else {"visits": part.visits}
+        states = piece(part.rows.input_ids, part.rows.position_ids, part.packing, **counted)
         return states, lambda states: finish(part, states)
 
     # Parts of a stage are visited independently: each reads the microbatches by itself.

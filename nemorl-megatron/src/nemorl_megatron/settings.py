@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from nemorl.errors import BackendError
 
-from nemorl_megatron.rope import Rope
+from nemorl_megatron.rope import Rope, Yarn
 
 Activation = Literal["silu", "gelu_tanh"]
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
@@ -33,6 +33,12 @@ class Mixture:
     """Whether the chosen experts' probabilities are scaled up to add up to 1."""
     layers: tuple[bool, ...]
     """Whether each layer is a mixture; the others are dense."""
+    shared_ffn: int = 0
+    """Hidden size of what every token passes besides its experts; 0: nothing."""
+    biased: bool = False
+    """Scores are sigmoids, and a bias is added to them when experts are chosen (DeepSeek-V3, arXiv:2412.19437)."""
+    scale: float = 1.0
+    """Of the chosen experts' probabilities."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,8 @@ class Settings:
     activation: Activation
     rope: Rope
     """Of full attention layers."""
+    rotary: int
+    """Entries of a head that are turned, the first ones."""
     initial_std: float
     """Standard deviation of randomly drawn weights."""
     qkv_bias: bool = False
@@ -182,6 +190,28 @@ def _qwen3_moe(config: Any) -> dict[str, Any]:
     }
 
 
+def _glm4_moe(config: Any) -> dict[str, Any]:
+    if not config.norm_topk_prob:
+        raise _unsupported(config, "norm_topk_prob=False", "chosen scores are divided by their sum")
+    if config.n_group > 1:
+        raise _unsupported(config, f"{config.n_group} groups of experts", "experts are chosen among all of a layer")
+    dense = config.first_k_dense_replace
+    return {
+        "qkv_bias": config.attention_bias,
+        "qk_norm": config.use_qk_norm,
+        "mixture": Mixture(
+            experts=config.n_routed_experts,
+            per_token=config.num_experts_per_tok,
+            ffn=config.moe_intermediate_size,
+            renormalized=True,
+            layers=tuple(layer >= dense for layer in range(config.num_hidden_layers)),
+            shared_ffn=config.moe_intermediate_size * config.n_shared_experts,
+            biased=True,
+            scale=config.routed_scaling_factor,
+        ),
+    }
+
+
 def _mixtral(config: Any) -> dict[str, Any]:
     if config.router_jitter_noise:
         raise _unsupported(config, "noise on the router's input", "two passes would give different log-probs")
@@ -206,6 +236,7 @@ ARCHITECTURES: Mapping[str, Callable[[Any], dict[str, Any]]] = {
     "gemma3_text": _gemma3,
     "qwen3_moe": _qwen3_moe,
     "mixtral": _mixtral,
+    "glm4_moe": _glm4_moe,
 }
 """Differences of each architecture from a plain Llama, by transformers' ``model_type``."""
 
@@ -222,21 +253,21 @@ def _window(config: Any) -> tuple[int | None, tuple[bool, ...]]:
 
 
 def _ropes(config: Any) -> dict[str, Any]:
-    """One table of frequencies, or one for each type of attention."""
+    """One table of frequencies, or one for each type of attention, and how much of a head they turn."""
     found = config.rope_parameters
-    if "full_attention" in found:
-        windowed = found.get("sliding_attention")
-        return {
-            "rope": _rope(config, found["full_attention"]),
-            "windowed_rope": windowed and _rope(config, windowed),
-        }
-    return {"rope": _rope(config, found)}
+    head = _get(config, "head_dim") or config.hidden_size // config.num_attention_heads
+    kinds = [found["full_attention"], found.get("sliding_attention")] if "full_attention" in found else [found, None]
+    full, windowed = kinds
+    turned = int(head * full.get("partial_rotary_factor", 1.0))
+    return {
+        "rope": _rope(config, full),
+        "windowed_rope": windowed and _rope(config, windowed),
+        "rotary": turned,
+    }
 
 
 def _rope(config: Any, parameters: Mapping[str, Any]) -> Rope:
     kind = parameters.get("rope_type", "default")
-    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise _unsupported(config, "rotary embedding of part of each head", "weights of this kind are not mapped")
     theta = float(parameters["rope_theta"])
     if kind == "default":
         return Rope(theta)
@@ -250,8 +281,30 @@ def _rope(config: Any, parameters: Mapping[str, Any]) -> Rope:
             high_frequency=parameters["high_freq_factor"],
             original_length=parameters["original_max_position_embeddings"],
         )
+    if kind == "yarn":
+        return _yarn(config, parameters, theta)
     raise _unsupported(
-        config, f"rotary scaling of type {kind!r}", "default, linear and llama3 exist; others depend on the length"
+        config,
+        f"rotary scaling of type {kind!r}",
+        "there are default, linear, llama3 and yarn; others depend on the length",
+    )
+
+
+def _yarn(config: Any, parameters: Mapping[str, Any], theta: float) -> Yarn:
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters["factor"] or config.max_position_embeddings / original
+    weight, other = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    amplitude = parameters.get("attention_factor")
+    if amplitude is None and weight and other:
+        amplitude = Yarn.usual_amplitude(factor, weight) / Yarn.usual_amplitude(factor, other)
+    return Yarn(
+        theta,
+        factor=factor,
+        low_frequency=parameters.get("beta_slow") or 1,
+        high_frequency=parameters.get("beta_fast") or 32,
+        original_length=original,
+        amplitude=Yarn.usual_amplitude(factor) if amplitude is None else amplitude,
+        truncated=parameters.get("truncate", True),
     )
 
 

@@ -11,6 +11,7 @@ of one copy of the model are given the same shard of the data, and what the last
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from nemorl_tensors.engines.observing import Activations, Recorder
 from nemorl_tensors.engines.pieces import Piece
 from nemorl_tensors.engines.rank_backend import RankBackend
 from nemorl_tensors.engines.residency import Residency
+from nemorl_tensors.engines.rows import fed_lengths
 from nemorl_tensors.engines.steps import (
     PLACE,
     Evaluate,
@@ -49,6 +51,7 @@ from nemorl_megatron.observing import observed
 from nemorl_megatron.optim import Learner
 from nemorl_megatron.parallel import Parallel, Sizes
 from nemorl_megatron.pipeline import LastStage, Microbatch, microbatches, run
+from nemorl_megatron.routers import Routers, visits
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -61,7 +64,7 @@ if TYPE_CHECKING:
     from nemorl_megatron.lora import Adapters
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-ROUTER_DTYPES: dict[str | None, str] = {"float32": "fp32", "float64": "fp64"}
+ROUTER_DTYPES = {"float32": "fp32", "float64": "fp64"}
 
 
 class MegatronBackend(RankBackend[Learner]):
@@ -80,6 +83,7 @@ class MegatronBackend(RankBackend[Learner]):
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
             freeze_routers(self._pieces)
+        self._routers = Routers(self._pieces, self._parallel, config.router)
         self._has_gradient = False
         """Some loss since the last update had one, on this rank."""
         self._adapters = None
@@ -101,10 +105,15 @@ class MegatronBackend(RankBackend[Learner]):
             attention=self._config.attention,
             activation_checkpointing=self._policy.activation_checkpointing,
             calculate_per_token_loss=True,  # which is to say: gradients are sums
-            moe_router_dtype=ROUTER_DTYPES.get(self._config.router_precision),
+            **self._router_fields(),
         )
         self._bridge.load(pieces, self._parallel, seed)
         return pieces
+
+    def _router_fields(self) -> dict[str, Any]:
+        asked = ROUTER_DTYPES.get(self._config.router.dtype)
+        # megatron-core would move biases as gradients are added up, whether there is an update or not.
+        return {"moe_router_bias_update_rate": 0.0} | ({} if asked is None else {"moe_router_dtype": asked})
 
     def _meter(self) -> WorkMeter:
         parallel = self._parallel
@@ -127,8 +136,11 @@ class MegatronBackend(RankBackend[Learner]):
         learner = self._optimizer
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks when there is an update.
-        trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
-        parts = self._microbatches(trained, candidates=candidates)
+        trained, measured = batch, batch.select([])
+        if not self._routers.are_balanced:
+            trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
+        self._routers.begin(int(fed_lengths(batch).sum()), len(batch))
+        parts = self._counted(self._microbatches(trained, candidates=candidates))
         sharing = self._layout.metrics(part.rows for part in parts)
         self._count(parts, backward=True)
         train_mode(self._pieces, True)
@@ -138,7 +150,7 @@ class MegatronBackend(RankBackend[Learner]):
             train_mode(self._pieces, False)
 
         # 2. Forward alone, of sequences that have no gradient: metrics are of all.
-        found += self._forward_only(evaluate_without_gradient, measured, loss, into)
+        found += self._forward_only(evaluate_without_gradient, measured, loss, into, counted=True)
         return {**self._metrics_of(batch, found, into), **gradient_metrics(loss, trained, measured), **sharing}
 
     def _forward(self, batch: TokenBatch, loss: Loss, into: Tensor) -> Metrics:
@@ -147,19 +159,24 @@ class MegatronBackend(RankBackend[Learner]):
     def _update(self, adam: AdamStep | None) -> StepResult:
         learner = self._optimizer
         learner.add_up()
+        trained = bool(self._parallel.largest(self._has_gradient))
         with self._room_for_states():
-            result = learner.step(adam, trained=bool(self._parallel.largest(self._has_gradient)))
+            result = learner.step(adam, trained=trained)
         self._has_gradient = False
-        return result
+        return replace(result, metrics=self._routers.updated(moves=trained and not result.skipped))
 
     def _clear_gradients(self) -> None:
         super()._clear_gradients()
+        self._routers.clear()
         self._has_gradient = False
 
-    def _forward_only(self, evaluate: Evaluate, batch: TokenBatch, loss: Loss, into: Tensor | None) -> list[Any]:
+    def _forward_only(
+        self, evaluate: Evaluate, batch: TokenBatch, loss: Loss, into: Tensor | None, *, counted: bool = False
+    ) -> list[Any]:
         if not self._parallel.largest(len(batch)):
             return []
         parts = self._microbatches(batch, candidates="candidate_ids" in loss.requires)
+        parts = self._counted(parts) if counted else parts
         self._count(parts, backward=False)
         return self._run(self._pieces, self._pieces, parts, self._evaluated(evaluate, loss, into))
 
@@ -310,6 +327,10 @@ class MegatronBackend(RankBackend[Learner]):
     def _count(self, parts: Sequence[Microbatch], *, backward: bool) -> None:
         for part in parts:
             self._work.add(part.rows, backward=backward, parts=self._parallel.sizes.context)
+
+    def _counted(self, parts: Sequence[Microbatch]) -> Sequence[Microbatch]:
+        """The same, whose tokens the routers of a mixture count."""
+        return [replace(part, visits=visits(part.rows)) for part in parts] if self._routers.exist else parts
 
     def _microbatches(self, batch: TokenBatch, *, candidates: bool = False) -> Sequence[Microbatch]:
         dtype = DTYPES[self._policy.precision]

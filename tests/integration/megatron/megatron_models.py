@@ -235,6 +235,8 @@ def _add_up_gradients(model: Sequence[PolicyModel]) -> None:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
+    if not parameter.requires_grad:  # the bias of a router, a buffer
+        return torch.zeros_like(parameter)
     assert parameter.grad is not None
     return parameter.grad
 

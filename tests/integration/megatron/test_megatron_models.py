@@ -38,6 +38,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 16}
 GEMMA3_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
@@ -65,6 +66,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3 moe": ("qwen3_moe", {**MIXTURE, "norm_topk_prob": True, "mlp_only_layers": [1]}),
     "qwen3 moe as chosen": ("qwen3_moe", {**MIXTURE, "norm_topk_prob": False}),
     "mixtral": ("mixtral", {**MIXTURE, "sliding_window": 5}),
+    "qwen2, yarn": ("qwen2", {"rope_parameters": {**YARN, "beta_fast": 4}}),
+    "glm4 moe": (
+        "glm4_moe",
+        {
+            **MIXTURE,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {"rope_theta": 100.0, "rope_type": "default", "partial_rotary_factor": 0.5},
+        },
+    ),
 }
 DEEP = {"qwen2, six layers": ("qwen2", {"num_hidden_layers": 6, "tie_word_embeddings": True})}
 MIXTURES = [name for name, (_, sizes) in MODELS.items() if "num_experts" in sizes]

@@ -17,7 +17,7 @@ from nemorl_compat.old_config import OldConfig, is_fragment
 from whole_configs import put, whole
 
 FORM = {"name": "format", "tags": ["think", "answer"], "credit": "elements", "shares": {"think": 0.25, "answer": 0.75}}
-EXPERTS, WORDS = "expert parallelism of dtensor", "words that are never generated"
+WORDS = "words that are never generated"
 FORM_AND_ANSWER = [{"name": "format", "weight": 0.2}, {"name": "exact_alnum", "weight": 0.8}]
 
 
@@ -261,9 +261,9 @@ VERDICTS = {
     "sft_avlm.yaml": ["data with audio for a model that takes image", FILMS],
     "daily_omni.yaml": [FILMS],
     "vlm_grpo-gemma4-e4b-geo3k-1n8g-automodel.yaml": [MEDIA_FAMILY],
-    "vlm_grpo-qwen3.5-35ba3b-geo3k-2n8g-automodel-ep16.yaml": [EXPERTS],
-    "vlm_grpo-nemotron-omni-30ba3b-clevr-1n8g-automodel-ep8.v1.yaml": [MEDIA_FAMILY, EXPERTS, WORDS],
-    "vlm_grpo-nemotron-omni-30ba3b-mmpr-4n8g-automodel-ep8.v1.yaml": [MEDIA_FAMILY, EXPERTS, WORDS],
+    "vlm_grpo-qwen3.5-35ba3b-geo3k-2n8g-automodel-ep16.yaml": [],
+    "vlm_grpo-nemotron-omni-30ba3b-clevr-1n8g-automodel-ep8.v1.yaml": [MEDIA_FAMILY, WORDS],
+    "vlm_grpo-nemotron-omni-30ba3b-mmpr-4n8g-automodel-ep8.v1.yaml": [MEDIA_FAMILY, WORDS],
 }
 """All configs of NeMo RL's repository at 7ea279ab that train on, or are evaluated on, media without Megatron; of the
 files beside the project it has one, of either commit."""

@@ -46,9 +46,9 @@ def load(backend: dict[str, Any], policy: dict[str, Any], **more: Any) -> None:
         ({"expert_paralel_size": 2}, {}, "policy.backend.expert_paralel_size", ["expert_parallel_size"]),
         (
             {},
-            {"hf_config_overrides": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}},
+            {"hf_config_overrides": {"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}},
             "policy.hf_config_overrides.rope_scaling",
-            ["'yarn'"],
+            ["'longrope'"],
         ),
         ({"layers_in_first_stage": 3}, {}, "policy.backend.layers_in_first_stage", ["pipeline_parallel_size"]),
         ({"head_counts_as_layer": True}, {}, "policy.backend.head_counts_as_layer", ["pipeline_parallel_size"]),

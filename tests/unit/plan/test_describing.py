@@ -84,3 +84,35 @@ def test_attention_weights_are_counted_where_a_cpu_keeps_them() -> None:
     assert activations(512, on_cpu=True) - activations(512, on_cpu=False) == pytest.approx(kept - norms)
     # 8,192 queries would take 80 MiB a layer: they are computed again.
     assert activations(8192, on_cpu=True) < activations(8192, on_cpu=False)
+
+
+MIXTURE = {
+    **{**LLAMA, "model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 512},
+    **{"head_dim": 64},
+}
+
+
+def test_ranks_that_divide_experts_gather_fewer_weights_and_hold_as_many() -> None:
+    def parts(expert: int) -> dict[str, float]:
+        policy = PolicyConfig(backend=DTensorConfig(expert_parallel_size=expert), precision="bfloat16")
+        model = HeldModel("policy", policy, Geometry.from_config(MIXTURE), ranks=8, microbatch_tokens=1024)
+        moment = model.moments.training["upper layers backward"]
+        found = {part.name: part.size for part in moment if part.name in ("gathered layers", "gradients")}
+        return {**found, "weights": sum(part.size for part in model.moments.lasting if part.name == "weights")}
+
+    alone, divided = parts(1), parts(4)
+    # 16 experts of 3 x 1,024 x 512 in a layer, of which a rank then gathers a quarter: two layers of bfloat16.
+    assert alone["gathered layers"] - divided["gathered layers"] == pytest.approx(2 * 2 * 0.75 * 16 * 3 * 1024 * 512)
+    assert alone["gradients"] - divided["gradients"] == pytest.approx(4 * 0.75 * 16 * 3 * 1024 * 512)
+    assert alone["weights"] == divided["weights"]  # sixteen experts on eight ranks, two each, either way
+
+
+def test_layouts_of_a_mixture_divide_its_experts() -> None:
+    policy = PolicyConfig(backend=DTensorConfig(), precision="bfloat16")
+    mixture = HeldModel("policy", policy, Geometry.from_config(MIXTURE), ranks=8, microbatch_tokens=1024)
+    dense = replace(mixture, geometry=Geometry.from_config(LLAMA))
+    sizes = [
+        {each["backend.expert_parallel_size"] for each in policy.backend.training_plan().layouts(model, 8)}  # type: ignore[attr-defined]
+        for model in (mixture, dense)
+    ]
+    assert sizes == [{1, 2, 4, 8}, {1}]

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from nemorl.config.models import OptimizerConfig, PolicyConfig, ScheduleConfig
 from nemorl_dtensor import DTensorConfig, sharded_head
-from nemorl_dtensor.assembly import _checkpoint_activations
 from nemorl_dtensor.describing import DTensorPlan
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.optim import Optimizer
 from nemorl_dtensor.ranks import AXES, Ranks
+from nemorl_dtensor.recomputation import recompute_layers
 from nemorl_dtensor.sharding import SCORE, shard
 from nemorl_rl.models.model_geometry import Geometry
 from nemorl_rl.planning.memory.models import HeldModel
@@ -97,7 +97,7 @@ def _peak(case: Case, ranks: Ranks | None) -> float:
 
     model: Any = AutoModelForCausalLM.from_config(case.config(), dtype=getattr(torch, case.dtype)).eval()
     if case.checkpointing:
-        _checkpoint_activations(model)
+        recompute_layers(model)
     scored = case.rows * (case.width - 1)
     places = torch.zeros(scored, dtype=torch.int64)
     rows = Rows(torch.zeros((case.rows, case.width), dtype=torch.int64), None, places, places, places)

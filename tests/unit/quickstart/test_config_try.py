@@ -150,3 +150,12 @@ def test_equal_rewards_are_said_to_show_little() -> None:
 def test_a_small_model_shows_tools_to_agents_that_use_them(tmp_path: Path) -> None:
     config = load_shrunk(BIG, tmp_path)
     assert TemplateText(Tokenizer.load(str(config.model))).shows_tools
+
+
+def test_options_of_routers_are_tried_on_a_mixture(tmp_path: Path) -> None:
+    plain = shrunk({"algorithm": "grpo", "policy": {"backend": {"name": "megatron"}}}, tmp_path / "plain")
+    backend = {"name": "megatron", "router": {"bias_update_rate": 0.001}}
+    mixture = shrunk({"algorithm": "grpo", "policy": {"backend": backend}}, tmp_path / "mixture")
+    kinds = [json.loads((Path(small["model"]) / "config.json").read_text())["model_type"] for small in (plain, mixture)]
+    assert kinds == ["qwen2", "glm4_moe"]
+    assert mixture["policy"]["backend"] == backend

@@ -20,7 +20,7 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from nemorl.errors import BackendError
 from nemorl_tensors.engines.buckets import BUCKET_BYTES, in_buckets
 from nemorl_tensors.engines.pieces import Piece
-from torch import Tensor, nn
+from torch import Tensor
 
 from nemorl_megatron.bridge.rules import Part, Rule, rules
 from nemorl_megatron.bridge.tables import HEAD, RuleName, Weight, tied_head, weights
@@ -35,14 +35,16 @@ _EXPERT = re.compile(r"local_experts\.(\d+)\.")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 
 
-def global_names(model: Sequence[PolicyModel], settings: Settings, parallel: Parallel) -> dict[str, nn.Parameter]:
-    """This rank's parameters by the names in ``bridge.tables``, where layers and experts are counted over all ranks."""
-    named: dict[str, nn.Parameter] = {}
+def global_names(model: Sequence[PolicyModel], settings: Settings, parallel: Parallel) -> dict[str, Tensor]:
+    """This rank's parameters, and routers' biases, by the names in ``bridge.tables``, where layers and experts are
+    counted over all ranks."""
+    named: dict[str, Tensor] = {}
     experts = settings.mixture.experts if settings.mixture else 0
     first_expert = parallel.place.expert * experts // parallel.sizes.expert
     for piece in model:
         first_layer = get_transformer_layer_offset(piece.config, piece.vp_stage, parallel.place.pipeline)
-        for name, parameter in piece.named_parameters():
+        biases = ((name, found) for name, found in piece.named_buffers() if name.endswith("router.expert_bias"))
+        for name, parameter in chain(piece.named_parameters(), biases):
             counted = _counted_from(_LAYER, first_layer, name)
             named[_counted_from(_EXPERT, first_expert, counted)] = parameter
     return named
@@ -106,7 +108,7 @@ class Exchange:
 
         Args:
             parts: This rank's, by global name.
-            dtype: Of all of them, on all ranks.
+            dtype: Of all of them, on all ranks, but those that are always float32.
             bucket_bytes: A bucket ends with the tensor that makes it this large.
         """
         yield from in_buckets(self._joined(parts, dtype), bucket_bytes)
@@ -118,9 +120,10 @@ class Exchange:
                 values = parts[weight.parameter].detach()
                 yield from self.rules[weight.rule].pieces(weight, self.part(weight), values)
 
-    def _joined(self, parts: Mapping[str, Tensor], dtype: torch.dtype) -> Iterator[tuple[dict[str, Tensor], int]]:
+    def _joined(self, parts: Mapping[str, Tensor], given: torch.dtype) -> Iterator[tuple[dict[str, Tensor], int]]:
         """The stored tensors of each parameter, on rank 0, and their bytes, on all ranks."""
         for weight in self._table:
+            dtype = torch.float32 if weight.rule == "float32" else given
             received = self._on_rank_0(weight, parts, dtype)
             joined = self.rules[weight.rule].join(weight, received) if received else ()
             size = sum(torch.Size(shape).numel() for shape in weight.shapes) * dtype.itemsize

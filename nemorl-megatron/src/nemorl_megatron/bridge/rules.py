@@ -203,6 +203,7 @@ def rules(head: int) -> Mapping[RuleName, Rule]:
     """Every rule by name, for a model whose attention heads have ``head`` rows."""
     return {
         "whole": Whole(),
+        "float32": Whole(),
         "row": Row(),
         "vocabulary": Vocabulary(),
         "gate_up": GateUp(),

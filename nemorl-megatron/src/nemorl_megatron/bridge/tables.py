@@ -12,8 +12,8 @@ from typing import Literal
 
 from nemorl_megatron.settings import Settings
 
-RuleName = Literal["whole", "row", "vocabulary", "gate_up", "qkv"]
-Size = Literal["vocabulary", "hidden", "ffn", "expert_ffn", "query", "key", "head", "experts"]
+RuleName = Literal["whole", "float32", "row", "vocabulary", "gate_up", "qkv"]
+Size = Literal["vocabulary", "hidden", "ffn", "expert_ffn", "shared_ffn", "query", "key", "head", "experts"]
 Where = Literal["once", "head", "layer", "dense", "mixture", "expert"]
 
 
@@ -52,7 +52,7 @@ class Weight:
 
 def weights(settings: Settings) -> Iterator[Weight]:
     """Every parameter of a model that is stored, embedding first, layer by layer, output head last."""
-    table = TABLES[settings.architecture]
+    table = [entry for entry in TABLES[settings.architecture] if _is_there(entry, settings)]
     once = [entry for entry in table if entry.where == "once"]
     yield from (_weight(entry, settings) for entry in once if entry.parameter.startswith("embedding"))
     for layer in range(settings.layers):
@@ -70,6 +70,13 @@ def weights(settings: Settings) -> Iterator[Weight]:
         yield from (_weight(entry, settings) for entry in table if entry.where == "head")
 
 
+def _is_there(entry: Entry, settings: Settings) -> bool:
+    """An architecture may leave it to the config whether attention has biases and norms of heads."""
+    if entry in _QKV_BIAS:
+        return settings.qkv_bias
+    return settings.qk_norm if entry in _HEAD_NORMS else True
+
+
 def tied_head(settings: Settings) -> Weight:
     """The output head that is a copy of the embedding: the last stage has one, no file does."""
     (embedding,) = (entry for entry in TABLES[settings.architecture] if entry.parameter.startswith("embedding"))
@@ -82,6 +89,7 @@ def _weight(entry: Entry, settings: Settings, layer: int | None = None, expert: 
         "hidden": settings.hidden,
         "ffn": settings.ffn,
         "expert_ffn": settings.mixture.ffn if settings.mixture else 0,
+        "shared_ffn": settings.mixture.shared_ffn if settings.mixture else 0,
         "experts": settings.mixture.experts if settings.mixture else 0,
         "query": settings.heads * settings.head,
         "key": settings.groups * settings.head,
@@ -198,6 +206,36 @@ def _mixture(module: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
     )
 
 
+def _shared_experts(module: str) -> tuple[Entry, ...]:
+    """The feed-forward layer that every token of a mixture passes."""
+    ours, theirs = _LAYER + "mlp.shared_experts.", f"{_HF}{module}."
+    return (
+        Entry(
+            ours + "linear_fc1.weight",
+            "gate_up",
+            (
+                Stored(theirs + "gate_proj.weight", ("shared_ffn", "hidden")),
+                Stored(theirs + "up_proj.weight", ("shared_ffn", "hidden")),
+            ),
+            "mixture",
+        ),
+        Entry(
+            ours + "linear_fc2.weight",
+            "row",
+            (Stored(theirs + "down_proj.weight", ("hidden", "shared_ffn")),),
+            "mixture",
+        ),
+    )
+
+
+_ROUTER_BIAS = (
+    Entry(
+        _LAYER + "mlp.router.expert_bias",
+        "float32",
+        (Stored(_HF + "mlp.gate.e_score_correction_bias", ("experts",)),),
+        "mixture",
+    ),
+)
 _LLAMA = (*_ENDS, *_ATTENTION, *_FEED_FORWARD_NORM, *_DENSE)
 _GEMMA2 = (*_ENDS, *_ATTENTION, *_GEMMA2_NORMS, *_DENSE)
 TABLES: Mapping[str, tuple[Entry, ...]] = {
@@ -209,6 +247,14 @@ TABLES: Mapping[str, tuple[Entry, ...]] = {
     "gemma2": _GEMMA2,
     "gemma3_text": (*_GEMMA2, *_HEAD_NORMS),
     "qwen3_moe": (*_LLAMA, *_HEAD_NORMS, *_mixture("mlp", "gate_proj", "up_proj", "down_proj")),
+    "glm4_moe": (
+        *_LLAMA,
+        *_QKV_BIAS,
+        *_HEAD_NORMS,
+        *_mixture("mlp", "gate_proj", "up_proj", "down_proj"),
+        *_shared_experts("mlp.shared_experts"),
+        *_ROUTER_BIAS,
+    ),
     "mixtral": (*_LLAMA, *_mixture("block_sparse_moe", "w1", "w3", "w2")),
 }
 """By transformers' ``model_type``."""

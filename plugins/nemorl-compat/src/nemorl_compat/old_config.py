@@ -27,6 +27,14 @@ _MIXTURES = re.compile(
 """Names of mixtures of experts."""
 
 
+_BIASED = re.compile(
+    r"deepseek-v3|deepseek-r1$|moonlight|kimi-k|glm-4\.[5-9]|glm-5|nemotron-(3|nano-3|super|ultra)|nemotron-h-3"
+    r"|nano-?v3|minimax-m2|super-120|ultra-",
+    re.IGNORECASE,
+)
+"""Names of mixtures whose routers have a bias for the choice of experts."""
+
+
 class OldConfig:
     """The values of a config, by path.
 
@@ -111,6 +119,11 @@ class OldConfig:
         return bool(_MIXTURES.search(str(self.get("policy.model_name", "")))) or any(
             isinstance(size := self.get(path), int) and size > 1 for path in sizes
         )
+
+    @property
+    def router_bias(self) -> bool:
+        """The model's routers have a bias for the choice of experts, by its name."""
+        return bool(_BIASED.search(str(self.get("policy.model_name", ""))))
 
     @property
     def responses(self) -> int | None:

@@ -33,6 +33,8 @@ MEGATRON_LAYERS = {
     "linear_fc2": ("down_proj",),
 }
 """Megatron's names of linear layers, and transformers' of what they hold."""
+USUAL_BALANCE_LOSS = 0.001
+"""Coefficient of Megatron-Bridge's mixtures. NeMo RL reads none from its config."""
 NEAR_ZERO = 0.01
 """Share of the peak rate that a warm-up may start at to count as starting at 0."""
 ONE_RULE = "another scheduler of PyTorch than LinearLR, CosineAnnealingLR and ConstantLR"
@@ -65,13 +67,29 @@ def backend(old: OldConfig, new: Pieces) -> None:
         if old.mixture:
             new.put_given("policy.backend.freeze_moe_router", old.get(f"{settings}.freeze_moe_router"))
             scored = {"fp32": "float32", "fp64": "float64"}.get(str(old.get(f"{settings}.moe_router_dtype")))
-            new.put_given("policy.backend.router_precision", scored)
+            new.put_given("policy.backend.router.dtype", scored)
+            _router(old, new, settings)
         return
     new.put_given("policy.backend.data_parallel_replicas", old.get(f"{settings}.dp_replicate_size"))
+    new.put_given("policy.backend.expert_parallel_size", old.get(f"{settings}.expert_parallel_size"))
+    scored = str(old.get(f"{settings}.automodel_kwargs.backend.gate_precision")).removeprefix("torch.")
+    if scored in ("float32", "float64"):
+        new.put("policy.backend.router.dtype", scored)
     new.put_given("policy.backend.logprob_chunk_tokens", old.get("policy.logprob_chunk_size"))
     kernel = old.get(f"{settings}.automodel_kwargs.attn_implementation")
     if kernel in ("eager", "sdpa", "flash_attention_2"):
         new.put("policy.backend.attn_implementation", kernel)
+
+
+def _router(old: OldConfig, new: Pieces, settings: str) -> None:
+    """What keeps experts evenly loaded: a bias that moves, an auxiliary loss, or nothing."""
+    if old.router_bias:
+        new.put_given("policy.backend.router.bias_update_rate", old.get(f"{settings}.moe_router_bias_update_rate"))
+    kind = old.get(f"{settings}.moe_router_load_balancing_type")
+    if kind in ("aux_loss", "seq_aux_loss"):
+        new.put("policy.backend.router.balance_loss", USUAL_BALANCE_LOSS)
+    if kind == "aux_loss":
+        new.differ(f"{settings}.moe_router_load_balancing_type", "the loss is of each sequence, not of a microbatch")
 
 
 def tokenizer(old: OldConfig, new: Pieces) -> None:

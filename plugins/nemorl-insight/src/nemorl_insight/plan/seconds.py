@@ -237,7 +237,8 @@ def _links(scene: Scene, held: HeldModel, found: Efficiencies, *, passes: float)
     local = held.parameters / (t * spread.pipeline)
     if spread.gathers_layers:
         microbatches = max(1.0, tokens / held.microbatch_tokens)
-        volume = (2 * b + 4) * local * (d - 1) / d * microbatches * (0.3 if passes < 1 else 1.0)
+        gathered = local - g.expert_parameters * (1 - 1 / spread.expert)  # tokens travel to the other experts
+        volume = (2 * b + 4) * gathered * (d - 1) / d * microbatches * (0.3 if passes < 1 else 1.0)
     else:
         volume = 0.0 if passes < 1 else (4 + b) * local * (d - 1) / d * work.updates
     return _Links(volume / bandwidth, exposed)

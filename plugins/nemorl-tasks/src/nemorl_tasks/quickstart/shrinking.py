@@ -48,6 +48,14 @@ MODEL_SIZE: Mapping[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
 }
+MIXTURE_SIZE: Mapping[str, Any] = {
+    **MODEL_SIZE,
+    "architecture": "glm4_moe",
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+"""Where options of routers are to be tried: an architecture that has all of them."""
 
 
 def shrunk(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -58,7 +66,8 @@ def shrunk(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         folder: Where models, rows and the run go.
     """
     longest = max(1024, _section(config, "policy").get("max_sequence_tokens") or 4096)
-    models = _write_models(folder, longest)
+    has_router = bool(_section(_section(config, "policy"), "backend").get("router"))
+    models = _write_models(folder, longest, MIXTURE_SIZE if has_router else MODEL_SIZE)
     small = {
         key: _without_machine(value, str(models["judge" if key == "environment" else "other"]))
         for key, value in config.items()
@@ -123,8 +132,9 @@ def _without_machine(value: Any, model: str) -> Any:
     }
 
 
-def _write_models(folder: Path, longest: int) -> dict[str, Path]:
-    """Model folders with random weights: the policy, another one (teacher, critic), a judge with one label."""
+def _write_models(folder: Path, longest: int, sizes: Mapping[str, Any]) -> dict[str, Path]:
+    """Model folders with random weights: the policy, another one (teacher, critic), a judge with one label, which is
+    never a mixture."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -135,7 +145,8 @@ def _write_models(folder: Path, longest: int) -> dict[str, Path]:
     }
     paths = {role: folder / "models" / role for role in roles}
     for seed, (role, path) in enumerate(paths.items()):
-        write_tiny_model(path, max_position_embeddings=longest, chat_template=TOOLS_TEMPLATE, **MODEL_SIZE)
+        size = MODEL_SIZE if role == "judge" else sizes
+        write_tiny_model(path, max_position_embeddings=longest, chat_template=TOOLS_TEMPLATE, **size)
         config = AutoConfig.from_pretrained(path, **({"num_labels": 1} if role == "judge" else {}))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -74,6 +74,11 @@ class Rows:
     """Positions that hold a token of a sequence; the others are padding"""
     media: Mapping[int, Media] = field(default_factory=dict)
     """The images and sounds in ``input_ids``, by name"""
+    places: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """[P] index into the flattened positions, of each token of each sequence: one that k sequences have in common
+    stands here k times, padding not at all"""
+    owners: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """[P] the sequence, an index into the microbatch's [B]"""
 
 
 def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) -> list[list[int]]:
@@ -190,6 +195,8 @@ def to_rows(batch: TokenBatch, *, packed: bool, width_multiple: int = 1, candida
         target_ids=(batch["candidate_ids"] if candidates else batch.token_ids)[targets],
         real_tokens=seen.numel(),
         media=batch.media,
+        places=slots,
+        owners=sequences[seen],
     )
 
 

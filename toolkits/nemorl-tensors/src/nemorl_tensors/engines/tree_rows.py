@@ -49,6 +49,7 @@ def to_tree_rows(
     scored = targets.cpu().numpy()
     sequences = numpy.repeat(numpy.arange(len(batch)), lengths)[scored]
     predictors = slots[rows[sequences], scored - starts[sequences] - 1]
+    is_held = numpy.arange(slots.shape[1]) < forest.lengths[:, None]
     extra = (padding,) if padding else ()
     tree = Tree(torch.from_numpy(slots).to(device), (*forest.lengths.tolist(), *extra), (*new.tolist(), *extra))
     return Rows(
@@ -60,6 +61,8 @@ def to_tree_rows(
         tree=tree,
         real_tokens=width - padding,
         media=batch.media,
+        places=torch.from_numpy(slots[: len(new)][is_held]).to(device),
+        owners=torch.from_numpy(numpy.repeat(forest.order, forest.lengths)).to(device),
     )
 
 

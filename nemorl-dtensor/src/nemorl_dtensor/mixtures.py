@@ -1,0 +1,72 @@
+"""Mixtures of experts as far as their ``config.json`` tells: which can be divided, and whose routers are known.
+
+Importing this imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+from nemorl.errors import ConfigIssue
+from nemorl_rl.models.divisions import known_geometry
+from nemorl_rl.models.routers import changed
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+    from nemorl_rl.models.model_geometry import Geometry
+
+    from nemorl_dtensor.config import DTensorConfig
+
+SCORES: dict[str, Literal["softmax", "sigmoid"]] = {
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss"), "softmax"),
+    **dict.fromkeys(("deepseek_v3", "glm4_moe", "dots1"), "sigmoid"),
+}
+"""How routers of a ``model_type`` turn logits into what they choose by. Those of transformers 5 return logits, weights
+and choices of experts."""
+
+
+def mixture_problems(policy: PolicyConfig, config: DTensorConfig, world_size: int) -> Iterator[ConfigIssue]:
+    """Experts that are not there or do not divide, and options of routers that are not known. Nothing of a model that
+    is not known here."""
+    ways, path = config.expert_parallel_size, "backend.expert_parallel_size"
+    ranks = policy.tensor_parallel_size * config.data_parallel_replicas
+    if ways > 1 and world_size % (ranks * ways):
+        replicas = config.data_parallel_replicas
+        message = f"{world_size} workers in {replicas} replicas do not divide experts {ways} ways"
+        yield ConfigIssue(path, message, "make the workers of a replica a multiple of it")
+    if ways > 1 and policy.tensor_parallel_size > 1:
+        message = "dtensor divides the experts of a mixture or, of a dense model, its layers"
+        yield ConfigIssue(path, message, "set policy.tensor_parallel_size: 1, or use backend: megatron")
+    if policy.lora is not None and config.router.bias_update_rate:
+        yield ConfigIssue(
+            "backend.router.bias_update_rate",
+            "with adapters the base stays as it is, and the bias that chooses experts is a part of it",
+            "set it to 0, or remove lora",
+        )
+    geometry = known_geometry(policy)
+    if geometry is not None:
+        yield from _model_problems(geometry, policy, config)
+
+
+def _model_problems(geometry: Geometry, policy: PolicyConfig, config: DTensorConfig) -> Iterator[ConfigIssue]:
+    ways, path = config.expert_parallel_size, "backend.expert_parallel_size"
+    if ways > 1 and not geometry.experts:
+        yield ConfigIssue(path, "this model has no experts to divide", "set it to 1")
+    elif geometry.experts % ways:
+        fitting = " or ".join(str(fewer) for fewer in range(1, ways) if geometry.experts % fewer == 0)
+        message = f"{geometry.experts} experts of this model do not divide over {ways} ranks"
+        yield ConfigIssue(path, message, f"set it to {fitting}")
+    if geometry.experts and policy.tensor_parallel_size > 1:
+        yield ConfigIssue(
+            "tensor_parallel_size",
+            f"dtensor does not divide the {geometry.experts} experts of this model over tensor-parallel ranks",
+            "set it to 1 (backend.expert_parallel_size divides experts), or use backend: megatron",
+        )
+    for name in changed(config.router) if geometry.experts and geometry.model_type not in SCORES else ():
+        yield ConfigIssue(
+            f"backend.router.{name}",
+            f"routers of models of type {geometry.model_type} are trained by the gradient of the loss alone: "
+            f"{', '.join(sorted(SCORES))} can",
+            f"remove router.{name}",
+        )

@@ -1,0 +1,79 @@
+"""Mixtures of experts for tests of expert parallelism: tiny models, and what a rank does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from nemorl.config import PolicyConfig
+from nemorl.resources.worker import WorkerContext
+from nemorl_dtensor.model import load_model
+from nemorl_dtensor.ranks import like, whole
+from nemorl_rl.models.tiny import write_tiny_model
+from nemorl_tensors.engines.model_folder import save_tokenizer
+from nemorl_testing.batches import WeightedNLL, ragged_batch
+from sharded_runs import TEMPERATURE, Case, build, shard_of
+from torch import Tensor
+
+ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SIZES = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+GPT_OSS = {
+    "architecture": "gpt_oss",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "head_dim": 8,
+    "layer_types": ["full_attention"] * 2,
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"architecture": "qwen3_moe", **ROUTED, "num_experts": 4, "head_dim": 8},
+    "six experts": {"architecture": "qwen3_moe", **ROUTED, "num_experts": 6, "head_dim": 8},
+    "mixtral": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "deepseek_v3": {
+        **{"architecture": "deepseek_v3", **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1},
+        **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "q_lora_rank": 16},
+        **{"kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+    },
+    "gpt_oss": GPT_OSS,
+    "one-sided": GPT_OSS,
+}
+"""``one-sided``: its routers send every token to the first two experts."""
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Of one rank."""
+
+    sequences: list[int]
+    whole: dict[str, Tensor]
+    """Put together from all ranks; the same on each"""
+
+
+def write_mixture(folder: Path, name: str) -> str:
+    """A folder with weights, spread out so that log-probs are far from uniform."""
+    write_tiny_model(folder / "tiny", **{**SIZES, **MIXTURES[name]})
+    model = load_model(PolicyConfig(model_name=str(folder / "tiny"), init="random"), seed=7)
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=draw)
+            parameter.mul_(4) if parameter.ndim > 1 else parameter.add_(0.1 * noise)
+            if name == "one-sided" and key.endswith("router.bias"):
+                parameter.copy_(torch.tensor([1e3, 1e3, 0.0, 0.0]))
+    model.save_pretrained(folder)
+    save_tokenizer(folder, str(folder / "tiny"))
+    return str(folder)
+
+
+def gradients(context: WorkerContext, case: Case) -> Gradients:
+    """Those of a batch, before the optimizer clips them."""
+    backend = build(context, case)
+    batch = ragged_batch(temperature=TEMPERATURE)
+    sequences = shard_of(batch, context.rank, context.world_size, all_on_first=case.all_on_first)
+    backend.forward_backward(batch.select(sequences), WeightedNLL())
+    parts: Mapping[str, Tensor] = backend._optimizer.gathered()
+    found = {name: whole(like(backend._trainable[name], part)).clone() for name, part in parts.items()}
+    backend.shutdown()
+    return Gradients(sequences, found)
