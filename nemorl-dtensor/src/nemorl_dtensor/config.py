@@ -118,6 +118,7 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
             "filtered_logprobs",
             "media",
             "prompt_logprobs",
+            "routes",
             "shared_weights",
             "sleep",
             "snapshots",

@@ -24,7 +24,7 @@ import torch
 from nemorl.media import Media
 from torch import Tensor
 
-from nemorl_tensors.batch import TokenBatch
+from nemorl_tensors.batch import NO_ROUTE, ROUTES, TokenBatch
 from nemorl_tensors.functional import segment_ids
 from nemorl_tensors.logprobs import next_token_targets
 
@@ -74,6 +74,18 @@ class Rows:
     """Positions that hold a token of a sequence; the others are padding"""
     media: Mapping[int, Media] = field(default_factory=dict)
     """The images and sounds in ``input_ids``, by name"""
+    routes: Tensor | None = None
+    """[R * W, L, K] int16: the experts of each position in each layer of experts, ``NO_ROUTE`` where none is recorded"""
+
+
+def slotted_routes(batch: TokenBatch, slots: Tensor, tokens: Tensor, positions: int) -> Tensor | None:
+    """``Rows.routes`` of as many positions, where ``slots`` are those of ``tokens`` of the batch."""
+    if ROUTES not in batch:
+        return None
+    recorded = batch[ROUTES]
+    routes = recorded.new_full((positions, *recorded.shape[1:]), NO_ROUTE)
+    routes[slots] = recorded[tokens]
+    return routes
 
 
 def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) -> list[list[int]]:
@@ -190,6 +202,7 @@ def to_rows(batch: TokenBatch, *, packed: bool, width_multiple: int = 1, candida
         target_ids=(batch["candidate_ids"] if candidates else batch.token_ids)[targets],
         real_tokens=seen.numel(),
         media=batch.media,
+        routes=slotted_routes(batch, slots, seen, input_ids.numel()),
     )
 
 
