@@ -15,6 +15,7 @@ from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems
 from nemorl_rl.models.rank_backend import RankBackendConfig
+from nemorl_rl.models.routers import changed
 from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, TrainingPlan
 from pydantic import Field
 
@@ -58,6 +59,10 @@ class DTensorConfig(RankBackendConfig):
     recently wait in the host's memory."""
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
+        yield from super().rank_problems(policy, world_size)
+        for name in changed(self.router):
+            message = "backend dtensor trains routers by the gradient of the loss alone, in the policy's precision"
+            yield ConfigIssue(f"backend.router.{name}", message, f"remove router.{name}, or use backend: megatron")
         ways = policy.tensor_parallel_size
         yield from tensor_parallel_problems(policy, ways, "tensor_parallel_size", copies_key_values=False)
         geometry = known_geometry(policy) if ways > 1 else None

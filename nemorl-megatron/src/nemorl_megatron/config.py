@@ -18,6 +18,7 @@ from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import tensor_parallel_problems
 from nemorl_rl.models.rank_backend import RankBackendConfig
+from nemorl_rl.models.routers import changed
 from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, TrainingPlan
 from pydantic import Field
 
@@ -70,9 +71,6 @@ class MegatronConfig(RankBackendConfig):
     """Divide optimizer state and master weights over the data-parallel ranks instead of copying them to each."""
     freeze_moe_router: bool = False
     """Do not train the routers of mixtures of experts: tokens keep going to the experts that they went to."""
-    router_precision: Literal["float32", "float64"] | None = None
-    """In which routers of mixtures of experts score tokens, so that fewer ties are broken by rounding. Unset: the
-    policy's."""
     layout: Annotated[LayoutName, RESUMABLE] = "auto"
     """How sequences become rows. ``padded``: one row each, of similar length together. ``packed``: all of a microbatch
     in one row. ``shared``: also compute tokens that they have in common (the prompt of a group, turns before a branch)
@@ -123,6 +121,11 @@ class MegatronConfig(RankBackendConfig):
         return tuple(rank % stage // width for rank in range(world_size))
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
+        yield from super().rank_problems(policy, world_size)
+        for name in {"balance_loss", "bias_update_rate"} & {*changed(self.router)}:
+            yield ConfigIssue(
+                f"backend.router.{name}", "backend megatron does not do that yet", f"remove router.{name}"
+            )
         yield from rope_problems(policy, "hf_config_overrides")
         yield from tensor_parallel_problems(policy, policy.tensor_parallel_size, "tensor_parallel_size")
         whole_sequences = policy.tensor_parallel_size > 1 and not self.sequence_parallel

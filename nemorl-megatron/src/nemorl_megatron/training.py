@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from nemorl_megatron.lora import Adapters
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-ROUTER_DTYPES: dict[str | None, str] = {"float32": "fp32", "float64": "fp64"}
+ROUTER_DTYPES = {"float32": "fp32", "float64": "fp64"}
 
 
 class MegatronBackend(RankBackend[Learner]):
@@ -101,7 +101,7 @@ class MegatronBackend(RankBackend[Learner]):
             attention=self._config.attention,
             activation_checkpointing=self._policy.activation_checkpointing,
             calculate_per_token_loss=True,  # which is to say: gradients are sums
-            moe_router_dtype=ROUTER_DTYPES.get(self._config.router_precision),
+            moe_router_dtype=ROUTER_DTYPES.get(self._config.router.dtype),
         )
         self._bridge.load(pieces, self._parallel, seed)
         return pieces

@@ -227,7 +227,7 @@ def test_cispo_has_bounds_of_a_tokens_weight_and_averages_over_tokens() -> None:
 def test_megatrons_routers_keep_their_precision(theirs: str, ours: str) -> None:
     key = f"{ACTOR}.megatron.override_transformer_config.moe_router_dtype"
     made = translate(Given("verl", {**MEGATRON, key: theirs}))
-    assert made.config["policy"]["backend"]["router_precision"] == ours
+    assert made.config["policy"]["backend"]["router"]["dtype"] == ours
     assert translate(Given("verl", {**MEGATRON, key: "bf16"})).features == ["a router in bf16"]
 
 

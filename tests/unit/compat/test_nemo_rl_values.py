@@ -47,4 +47,4 @@ def test_log_probs_before_temperature_and_filters_are_refused_where_these_do_som
 @pytest.mark.parametrize(("theirs", "ours"), [("fp32", "float32"), ("fp64", "float64")])
 def test_routers_keep_their_precision(theirs: str, ours: str) -> None:
     said = {"policy.megatron_cfg.moe_router_dtype": theirs, "policy.model_name": "Qwen/Qwen3-30B-A3B"}
-    assert migrated("megatron", said).config["policy"]["backend"]["router_precision"] == ours
+    assert migrated("megatron", said).config["policy"]["backend"]["router"]["dtype"] == ours

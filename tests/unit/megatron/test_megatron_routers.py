@@ -19,14 +19,14 @@ from nemorl_rl.models.tiny import write_tiny_model
 pytestmark = pytest.mark.megatron
 
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-DTYPES = {None: torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+DTYPES = {"model": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 
 
 @pytest.mark.parametrize("precision", DTYPES)
 def test_routers_score_in_the_precision_that_is_said(precision: Any, tmp_path: Path) -> None:
     write_tiny_model(tmp_path, architecture="qwen3_moe", hidden_size=32, intermediate_size=64, **MIXTURE)
     load_model(PolicyConfig(model_name=str(tmp_path), init="random"), seed=7).save_pretrained(tmp_path)
-    options = {"name": "megatron", "router_precision": precision}
+    options = {"name": "megatron", "router": {"dtype": precision}}
     config = PolicyConfig.model_validate({"model_name": str(tmp_path), "precision": "bfloat16", "backend": options})
     made = config.backend.build(config, WorkerContext(seed=3), reference=False, head="language_model")
     assert isinstance(made, MegatronBackend)
@@ -38,5 +38,5 @@ def test_routers_score_in_the_precision_that_is_said(precision: Any, tmp_path: P
     exact = tokens.double() @ router.weight.double().T
     made.shutdown()
     assert scores.dtype == DTYPES[precision]
-    tolerance = {None: 1e-2, "float32": 1e-6, "float64": 1e-12}[precision]
+    tolerance = {"model": 1e-2, "float32": 1e-6, "float64": 1e-12}[precision]
     assert torch.allclose(scores.double(), exact, rtol=tolerance, atol=tolerance)

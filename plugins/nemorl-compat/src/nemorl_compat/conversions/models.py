@@ -65,7 +65,7 @@ def backend(old: OldConfig, new: Pieces) -> None:
         if old.mixture:
             new.put_given("policy.backend.freeze_moe_router", old.get(f"{settings}.freeze_moe_router"))
             scored = {"fp32": "float32", "fp64": "float64"}.get(str(old.get(f"{settings}.moe_router_dtype")))
-            new.put_given("policy.backend.router_precision", scored)
+            new.put_given("policy.backend.router.dtype", scored)
         return
     new.put_given("policy.backend.data_parallel_replicas", old.get(f"{settings}.dp_replicate_size"))
     new.put_given("policy.backend.logprob_chunk_tokens", old.get("policy.logprob_chunk_size"))

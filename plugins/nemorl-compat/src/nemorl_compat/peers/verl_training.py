@@ -111,7 +111,7 @@ def _router(given: Given, new: Pieces, name: str) -> None:
     if said is not None and name != "megatron":
         new.differ(key, f"the policy is trained by {name}")
     elif said is not None:
-        new.put("policy.backend.router_precision", {"fp32": "float32", "fp64": "float64"}.get(said))
+        new.put("policy.backend.router.dtype", {"fp32": "float32", "fp64": "float64"}.get(said))
         if said not in ("fp32", "fp64"):
             new.miss(key, f"a router in {said}")
 

@@ -69,6 +69,13 @@ BUILTIN: Mapping[str, Rule] = {
         meaning="Most responses are cut by the token limit before they end.",
         remedy="Raise generation.max_new_tokens, or punish length; see that the model can write its end token.",
     ),
+    "dead_experts": Rule(
+        metric="train/dead_experts",
+        above=0.0,
+        patience=50,
+        meaning="Some experts of a mixture get no token at all, update after update: they learn nothing.",
+        remedy="Raise policy.backend.router.balance_loss or bias_update_rate; see train/expert_load_max.",
+    ),
     "throughput_halved": Rule(
         metric="performance/tokens_per_sec",
         below_usual=0.5,

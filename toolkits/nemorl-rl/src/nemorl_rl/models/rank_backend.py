@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar
 
 from nemorl.contracts import TrainingCapability
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
+from pydantic import Field
 
+from nemorl_rl.models.routers import ROUTER_METRICS, RouterConfig, router_problems
 from nemorl_rl.planning.memory.describing import PlansTraining
 from nemorl_rl.planning.work_metrics import SHARING_METRICS, WORK_METRICS
+
+if TYPE_CHECKING:
+    from nemorl.config.models import PolicyConfig
+    from nemorl.errors import ConfigIssue
 
 
 class RankBackendConfig(TrainingBackendConfig, PlansTraining):
@@ -30,4 +36,11 @@ class RankBackendConfig(TrainingBackendConfig, PlansTraining):
         }
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
-    metrics: ClassVar[Mapping[str, MetricInfo]] = {**WORK_METRICS, **SHARING_METRICS}
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**WORK_METRICS, **SHARING_METRICS, **ROUTER_METRICS}
+
+    router: RouterConfig = Field(default_factory=RouterConfig)
+    """Of mixtures of experts: how their routers are kept even, and in which precision they score."""
+
+    def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
+        yield from super().rank_problems(policy, world_size)
+        yield from router_problems(policy, self.router)

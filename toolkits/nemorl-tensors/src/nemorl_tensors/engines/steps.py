@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +40,8 @@ class StepResult:
     lr: float
     skipped: bool
     """The norm was not finite, so the weights did not change"""
+    metrics: Metrics = field(default_factory=dict)
+    """What else a backend says of the update, the same on every rank"""
 
 
 def require_fields(batch: TokenBatch, loss: Loss) -> None:
@@ -118,6 +120,7 @@ def update_metrics(result: StepResult) -> Metrics:
         "grad_norm": Mean(result.grad_norm),
         "lr": Last(result.lr),
         "skipped_updates": Mean(float(result.skipped)),  # every rank says the same
+        **result.metrics,
     }
 
 
