@@ -34,7 +34,7 @@ class DTensorConfig(RankBackendConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
     supports: ClassVar[frozenset[TrainingCapability]] = RankBackendConfig.supports | {
-        *("adapted_head", "muon", "nf4", "shared_base")
+        *("adapted_head", "muon", "nf4", "routes", "shared_base")
     }
 
     layout: Annotated[Literal["auto", "padded", "packed", "shared"], RESUMABLE] = "auto"
@@ -60,7 +60,7 @@ class DTensorConfig(RankBackendConfig):
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         yield from super().rank_problems(policy, world_size)
-        for name in changed(self.router):
+        for name in (name for name in changed(self.router) if name != "replay"):
             message = "backend dtensor trains routers by the gradient of the loss alone, in the policy's precision"
             yield ConfigIssue(f"backend.router.{name}", message, f"remove router.{name}, or use backend: megatron")
         ways = policy.tensor_parallel_size

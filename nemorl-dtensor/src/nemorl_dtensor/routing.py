@@ -21,8 +21,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from nemorl.errors import BackendError
+from nemorl.errors import BackendError, UsageError
 from nemorl.metrics import Mean
+from nemorl_tensors.batch import ROUTES, TokenBatch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -145,10 +146,10 @@ class Routers:
         self._routes, self._counted = routes, set()
         self._chooses = (lambda layer: None) if routes is None else self._replayed
 
-    def take_flipped(self) -> Mean | None:
+    def take_flipped(self) -> Mean:
         """The share of replayed choices since it was last asked that the routers would have made otherwise."""
         counts, self._flipped = self._flipped, None
-        return None if counts is None else Mean(*map(float, counts.tolist()))
+        return Mean(0.0, 0.0) if counts is None else Mean(*map(float, counts.tolist()))
 
     def _replayed(self, layer: int) -> Choose:
         assert self._routes is not None, "set by replay()"
@@ -221,3 +222,15 @@ def _random_copy(kind: Callable[..., nn.Module], config: Any) -> nn.Module:
     for tensor in (*router.parameters(), *router.buffers()):
         tensor.data.normal_(generator=generator)
     return router
+
+
+def require_routes(batch: TokenBatch) -> None:
+    """
+    Raises:
+        UsageError: The batch has no routes to replay.
+    """
+    if ROUTES not in batch:
+        raise UsageError(
+            "policy.backend.router.replay is on, and this batch has no routes: its samples do not tell their experts",
+            fix="sample with SamplingParams(routes=True), or set replay: false",
+        )

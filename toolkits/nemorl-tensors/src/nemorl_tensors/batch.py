@@ -304,10 +304,9 @@ def _routes_of(parts: Sequence[Sample]) -> dict[str, Tensor]:
     known = next((part.routes for part in parts if part.routes is not None), None)
     if known is None:
         return {}
+    none = numpy.full(known.shape[1:], NO_ROUTE, numpy.int16)
     pieces = [
-        numpy.full((len(part.token_ids), *known.shape[1:]), NO_ROUTE, numpy.int16)
-        if part.routes is None
-        else part.routes
+        numpy.broadcast_to(none, (len(part.token_ids), *none.shape)) if part.routes is None else part.routes
         for part in parts
     ]
     return {ROUTES: torch.from_numpy(numpy.concatenate(pieces))}

@@ -106,8 +106,8 @@ class _Sequence:
 
     def branch(self, *, has_runs: bool = True) -> Branch:
         runs = self.version_runs if has_runs else ()
-        fields = (self.token_ids, self.mask, self.logprobs, self.turn_rewards, runs)
-        return Branch(*map(tuple, fields), routes=self.routes)  # type: ignore[arg-type]
+        turns = tuple(self.turn_rewards), tuple(runs)
+        return Branch(tuple(self.token_ids), tuple(self.mask), tuple(self.logprobs), *turns, self.routes)
 
 
 def _first_routes(before: Routes | None, answer: Routes | None, tokens: int) -> Routes | None:
@@ -126,7 +126,8 @@ def _first_routes(before: Routes | None, answer: Routes | None, tokens: int) -> 
         rest = numpy.full((tokens - len(before), *before.shape[1:]), -1, before.dtype)
         return numpy.concatenate((before, rest))
     held = answer[: len(before)]
-    return numpy.concatenate((numpy.where(before < 0, held, before), answer[len(before) :]))
+    found: Routes = numpy.concatenate((numpy.where(before < 0, held, before), answer[len(before) :]))
+    return found
 
 
 def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list[Branch]:

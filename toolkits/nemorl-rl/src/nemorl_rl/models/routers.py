@@ -42,6 +42,11 @@ class RouterConfig(Config):
     dtype: Literal["model", "float32", "float64"] = "model"
     """In which routers score tokens, so that fewer ties are broken by rounding. ``model``: as the policy computes, or
     as the architecture asks for."""
+    replay: bool = False
+    """Tokens go to the experts that the sampler sent them to (arXiv:2510.11370), in the policy's log-probs and updates,
+    not in the reference's. Routers weigh these experts by their own scores, and learn. Without it a token whose experts
+    score almost alike goes to others in the trainer, which rounds otherwise, and its log-prob jumps. It takes 2 bytes
+    per token, layer and chosen expert of each batch."""
 
 
 def router_problems(policy: PolicyConfig, router: RouterConfig) -> Iterator[ConfigIssue]:

@@ -75,7 +75,7 @@ class Rows:
     media: Mapping[int, Media] = field(default_factory=dict)
     """The images and sounds in ``input_ids``, by name"""
     routes: Tensor | None = None
-    """[R * W, L, K] int16: the experts of each position in each layer of experts, ``NO_ROUTE`` where none is recorded"""
+    """[R * W, L, K] int16: the experts of each position in each layer of experts, ``NO_ROUTE`` where none is known"""
 
 
 def slotted_routes(batch: TokenBatch, slots: Tensor, tokens: Tensor, positions: int) -> Tensor | None:

@@ -43,7 +43,7 @@ def to_tree_rows(
     input_ids = numpy.full(width, PAD_ID, dtype=numpy.int64)
     places = starts[forest.order][owners] + position_ids[: forest.tokens]
     input_ids[: forest.tokens] = batch.token_ids.cpu().numpy()[places]
-    filled = numpy.arange(forest.tokens)
+    filled = torch.arange(forest.tokens, device=device)
 
     targets = next_token_targets(batch.mask, batch.lengths)
     rows = numpy.zeros(len(batch), dtype=numpy.int64)
@@ -62,7 +62,7 @@ def to_tree_rows(
         tree=tree,
         real_tokens=width - padding,
         media=batch.media,
-        routes=slotted_routes(batch, *(torch.from_numpy(each).to(device) for each in (filled, places)), width),
+        routes=slotted_routes(batch, filled, torch.from_numpy(places).to(device), width),
     )
 
 
