@@ -122,5 +122,16 @@ ROUTER_METRICS: Mapping[str, MetricInfo] = {
             watch_for="above 0 for long: they learn nothing and serve nothing",
         ),
     ),
+    **dict.fromkeys(
+        ("train/routes_flipped", "train/<model>/routes_flipped"),
+        MetricInfo(
+            "Replayed choices that differ",
+            meaning="`policy.backend.router.replay`: share of the sampler's choices of an expert, of tokens and layers "
+            "that an update computes, that the trainer's router would not have made. It makes them all the same",
+            watch_for="above 0.1: sampler and trainer compute otherwise in more than their rounding, or samples are "
+            "many updates old",
+            smooth=True,
+        ),
+    ),
 }
 """Of backends that train mixtures of experts."""
