@@ -42,7 +42,7 @@ def check_recorded_routes_are_taken_and_routers_learn(subject: Subject) -> None:
     own = [chosen_experts(model, ids) for ids in (TOKENS, TOKENS[3:])]
     other = (torch.cat(own) + 1) % 8
     batch = batch.with_tokens(routes=other.to(torch.int16), **dict.fromkeys(("advantages",), torch.ones(13)))
-    with torch.no_grad(), _sent(model, other.split([8, 5])):
+    with torch.no_grad(), _sent(model, torch.split(other, [8, 5])):
         wanted = plain_logprobs(model, batch)
     gap = float((trainer.get_logprobs(batch) - wanted).abs().max())
     expect(gap <= subject.settings.tolerance, f"log-probs are {gap:.3g} from those of the recorded experts")
