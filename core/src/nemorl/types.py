@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nemorl.media import Media
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
 
 Message = Mapping[str, Any]
 """One chat turn: ``{"role": "system" | "user" | "assistant" | "tool", "content": …}``. The content is text, or a
@@ -90,6 +94,8 @@ class SamplingParams:
     """Report log-probs of what top-k and top-p left, not of all tokens (capability ``filtered_logprobs``)."""
     prompt_logprobs: bool = False
     """Report log-probs of the prompt's tokens too (capability ``prompt_logprobs``)."""
+    routes: bool = False
+    """Report the experts that each token went to (capability ``routes``)."""
     json_schema: str | None = None
     """A JSON schema, as text, that responses satisfy; log-probs are of what it allows (capability ``constrained``)."""
     ignore_eos: bool = False
@@ -135,6 +141,9 @@ class Completion:
     """Place of the first token of each of ``weight_versions``."""
     prompt_logprobs: tuple[float, ...] = ()
     """Where asked for: per prompt token, float32 nats of ``softmax(logits)``, 0.0 for the first and for media."""
+    routes: NDArray[numpy.int16] | None = field(default=None, compare=False)
+    """Where asked for: [T, L, K] the K experts of each token of prompt and response in each of L layers of experts, in
+    the order of the router; -1 where the model computed none, as of the last token."""
 
     @property
     def weight_version(self) -> int:
@@ -201,6 +210,7 @@ class Branch:
     generation_logprobs: tuple[float, ...]
     turn_rewards: tuple[tuple[int, float], ...] = ()
     version_runs: tuple[tuple[int, int], ...] = ()
+    routes: NDArray[numpy.int16] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +249,8 @@ class Sample:
     version_runs: tuple[tuple[int, int], ...] = ()
     """Where several weights produced its tokens: the place from which tokens come from a version, and the version, in
     order. Empty: all tokens come from the oldest of ``weight_versions``."""
+    routes: NDArray[numpy.int16] | None = field(default=None, compare=False)
+    """[T, L, K] the experts that each token went to when it was first computed, as in :class:`Completion`."""
 
     @property
     def sequences(self) -> tuple[Sample, ...]:
@@ -251,6 +263,7 @@ class Sample:
                 generation_logprobs=branch.generation_logprobs,
                 turn_rewards=branch.turn_rewards,
                 version_runs=branch.version_runs,
+                routes=branch.routes,
                 branches=(),
             )
             for branch in self.branches

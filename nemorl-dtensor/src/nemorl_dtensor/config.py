@@ -35,7 +35,7 @@ class DTensorConfig(RankBackendConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors")
     install_hint: ClassVar[str] = "pip install nemorl-dtensor"
     supports: ClassVar[frozenset[TrainingCapability]] = RankBackendConfig.supports | {
-        *("adapted_head", "muon", "nf4", "shared_base")
+        *("adapted_head", "muon", "nf4", "routes", "shared_base")
     }
 
     layout: Annotated[Literal["auto", "padded", "packed", "shared"], RESUMABLE] = "auto"
@@ -119,6 +119,7 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
             "filtered_logprobs",
             "media",
             "prompt_logprobs",
+            "routes",
             "shared_weights",
             "sleep",
             "snapshots",

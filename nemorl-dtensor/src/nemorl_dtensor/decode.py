@@ -20,23 +20,31 @@ if TYPE_CHECKING:
     from nemorl_tensors.engines.decoding import Decoder
     from transformers import PreTrainedModel
 
+    from nemorl_dtensor.routing import Routers
 
-def build_decoder(model: PreTrainedModel, max_tokens: int, turn_tokens: int = 0, sight: Sight | None = None) -> Decoder:
+
+def build_decoder(
+    model: PreTrainedModel,
+    max_tokens: int,
+    turn_tokens: int = 0,
+    sight: Sight | None = None,
+    routers: Routers | None = None,
+) -> Decoder:
     """The fastest decoder that serves ``model`` for sequences up to ``max_tokens``.
 
     Between the turns of conversations it may keep up to ``turn_tokens`` tokens of them. A model with ``sight`` sees or
-    hears.
+    hears. ``routers``: of a mixture.
     """
     if sight is not None:
         from nemorl_dtensor.decode_seeing import SeeingDecoder
 
-        return SeeingDecoder(sight)
+        return SeeingDecoder(sight, routers)
     from nemorl_dtensor.decode_hf import HFDecoder, cache_name
     from nemorl_dtensor.decode_llama import LlamaDecoder, is_llama_like
 
     if is_llama_like(model, max_tokens):
         return LlamaDecoder(model, max_tokens, turn_tokens)
-    return HFDecoder(model) if cache_name(model) else RecomputingDecoder(model)
+    return HFDecoder(model, routers) if cache_name(model) else RecomputingDecoder(model)
 
 
 # R = rows, T = tokens of the longest row, V = vocabulary

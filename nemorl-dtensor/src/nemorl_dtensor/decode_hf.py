@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from nemorl.media import Media
 from nemorl_tensors.engines.decoding import WithoutTurns
+from nemorl_tensors.engines.responses import Routes
 from torch import Tensor
+
+from nemorl_dtensor.routing import Routers
 
 ATTENTION, STATE = "past_key_values", "cache_params"
 CACHE_NAMES = (ATTENTION, STATE)
@@ -32,8 +35,14 @@ class HFDecoder(WithoutTurns):
 
     joins = False
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, model: Any, routers: Routers | None = None) -> None:
+        """
+        Args:
+            model: Whose forward pass it is.
+            routers: Of a mixture.
+        """
+        self._model, self._routers = model, routers
+        self._routes: list[Routes] = []
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._cache_name = cache_name(model)
@@ -55,9 +64,12 @@ class HFDecoder(WithoutTurns):
         pads = (width - lengths).unsqueeze(1)
         columns = torch.arange(width, device=device)
         self._mask = None if not pads.any() else columns >= pads
-        logits_UV = self._forward(ids, (columns - pads).clamp(min=0))
+        logits_UV = self._pass(ids, (columns - pads).clamp(min=0))
         self._lengths = lengths
         row_prompts = [unique[prompt] for prompt in prompts]
+        if self.notes_routes:
+            kept = [routes[pad:] for routes, pad in zip(self._routes, pads.squeeze(1).tolist(), strict=True)]
+            self._routes = [kept[prompt] for prompt in row_prompts]
         self._select(row_prompts)
         return logits_UV[row_prompts]
 
@@ -66,7 +78,7 @@ class HFDecoder(WithoutTurns):
             self._mask = None
         elif self._mask is not None:
             self._mask = torch.cat((self._mask, self._mask.new_ones(len(tokens), 1)), 1)
-        logits = self._forward(tokens.unsqueeze(1), self._lengths.unsqueeze(1))
+        logits = self._pass(tokens.unsqueeze(1), self._lengths.unsqueeze(1))
         self._lengths = self._lengths + 1
         return logits
 
@@ -75,6 +87,19 @@ class HFDecoder(WithoutTurns):
             self._select(order)
         else:
             self._cache = self._mask = None
+
+    def take_routes(self) -> Sequence[Routes]:
+        return self._routes
+
+    def _pass(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """[R, V] logits after the last column of ``ids``; routes are noted where they are wanted."""
+        if not self.notes_routes:
+            return self._forward(ids, positions)
+        assert self._routers is not None, "routes are asked of mixtures alone"
+        with self._routers.noting() as noted:
+            logits = self._forward(ids, positions)
+        self._routes = [*noted.routes.view(*ids.shape, *noted.routes.shape[1:]).cpu().numpy()]
+        return logits
 
     def _forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         options: dict[str, Any] = dict(self._head_options)

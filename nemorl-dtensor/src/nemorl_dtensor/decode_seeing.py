@@ -17,13 +17,14 @@ from torch import Tensor
 
 from nemorl_dtensor.decode_hf import HFDecoder
 from nemorl_dtensor.model_head import Scorer
+from nemorl_dtensor.routing import Routers
 
 
 class SeeingDecoder(HFDecoder):
     """``HFDecoder`` through the parts of the model: embeddings with items in them, the decoder, the head."""
 
-    def __init__(self, sight: Sight) -> None:
-        super().__init__(sight.model)
+    def __init__(self, sight: Sight, routers: Routers | None = None) -> None:
+        super().__init__(sight.model, routers)
         self._sight, self._scorer = sight, Scorer.find(sight.model, sight=sight)
         self._items: dict[int, Item] = {}
         """Of the prompts that are being admitted"""

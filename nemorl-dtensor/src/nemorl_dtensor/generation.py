@@ -56,6 +56,7 @@ class HFGeneration(RequestLoop):
             end_token_ids(policy.model_name, tokenizer, *first.declared_ends),
             tokenizer.decode,
             placeholders=first.placeholders,
+            has_routes=first.routers is not None,
         )
         version = 0 if weights is None else weights.version
 

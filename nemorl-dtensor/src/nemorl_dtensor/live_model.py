@@ -18,11 +18,13 @@ from nemorl_tensors.engines.steps import PLACE, with_places
 from torch import Tensor
 
 from nemorl_dtensor.decode import build_decoder
+from nemorl_dtensor.decode_hf import cache_name
 from nemorl_dtensor.generation_weights import bind_weights, empty_model
 from nemorl_dtensor.model import load_model, sight_of
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.observing import observed_decoding
 from nemorl_dtensor.published_names import PublishedNames
+from nemorl_dtensor.routing import Routers, obstacle
 from nemorl_dtensor.verification import verify
 
 if TYPE_CHECKING:
@@ -60,6 +62,9 @@ class LiveModel:
             self._own = [*self._model.parameters()]
         self.sight = sight_of(self._model, policy)
         """Where the model sees or hears."""
+        tells = bool(cache_name(self._model)) and not obstacle(self._model)
+        self.routers = Routers.of(self._model) if tells else None
+        """Of a mixture, where its experts can be told."""
         self.vocabulary: int = self._model.get_input_embeddings().num_embeddings
         self.declared_ends = (
             self._model.generation_config.eos_token_id,
@@ -92,7 +97,7 @@ class LiveModel:
         self._parking.require_content("weights")
         if self._observed is not None:
             return self._observed
-        return build_decoder(self._model, self._max_tokens, self._turn_tokens, self.sight)
+        return build_decoder(self._model, self._max_tokens, self._turn_tokens, self.sight, self.routers)
 
     def prompt_logprobs(
         self, prompts: Sequence[tuple[int, ...]], media: Mapping[int, Media]
@@ -115,7 +120,7 @@ class LiveModel:
 
     def forget(self) -> None:
         """Let go of the weights."""
-        self._model, self._own, self.sight = None, [], None
+        self._model, self._own, self.sight, self.routers = None, [], None, None
         vars(self).pop("_scorer", None)
         vars(self).pop("_names", None)
 

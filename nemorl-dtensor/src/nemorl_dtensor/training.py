@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +59,7 @@ from nemorl_dtensor.optim import Optimizer, norm_of_whole
 from nemorl_dtensor.origin import Origin
 from nemorl_dtensor.ranks import Ranks
 from nemorl_dtensor.router_loads import router_biases
+from nemorl_dtensor.routing import Routers, require_routes
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import hidden_matrices
 from nemorl_dtensor.shelf import Shelf
@@ -104,7 +106,9 @@ class DTensorBackend(RankBackend[Optimizer]):
             verified_layout(config, assembly.frozen, assembly.reference, packed=assembly.is_packed)
         self._layout = verified_layout(config, self._model, self._scorer, packed=assembly.is_packed)
 
-        # 3. What steps, exports and checkpoints need.
+        # 3. What steps, exports and checkpoints need. A value head was not sampled from.
+        is_replayed = config.router.replay and head == "language_model"
+        self._routers = Routers.of(self._model) if is_replayed else None
         keep_freed_memory(worker.device)
         self._exported = ExportedWeights(self._model, assembly.names, self._adapters, self._rank)
         rank, ranks = worker.rank, worker.world_size
@@ -172,6 +176,9 @@ class DTensorBackend(RankBackend[Optimizer]):
             self._adapters.train(True)
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up.
+        if self._routers is not None:
+            require_routes(batch)
+            self._routers.take_flipped()
         trained, measured = batch, batch.select([])
         if not self._loads.are_balanced:
             trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
@@ -180,7 +187,7 @@ class DTensorBackend(RankBackend[Optimizer]):
         plan = self._layout.plan(trained, self._budget)
         idle_passes = self._idle_passes(plan)
         with self._loads.counting(int(fed_lengths(batch).sum())):
-            with self._room_for_microbatches():
+            with self._room_for_microbatches(), self._routed():
                 for sequences in plan:
                     value, metrics, rows = self._evaluated(evaluate_loss, loss, trained.select(sequences), into)
                     laid_out.append(rows)
@@ -201,6 +208,7 @@ class DTensorBackend(RankBackend[Optimizer]):
             **_metrics_of(batch, found),
             **gradient_metrics(loss, trained, measured),
             **self._layout.metrics(laid_out),
+            **({} if self._routers is None else {"routes_flipped": self._routers.take_flipped()}),
         }
 
     def _forward(self, batch: TokenBatch, loss: Loss, into: Tensor) -> Metrics:
@@ -217,7 +225,10 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def _score(self, batch: TokenBatch, weights: WeightsName, keep: TokenFilter | None, into: Tensor) -> None:
         scorer = self._reference if weights == "reference" and self._reference is not None else self._scorer
-        self._measure(batch, scorer, lambda rows: [scorer.score(rows, batch.temperature, keep=keep)], [into])
+        routed = weights == "policy"
+        self._measure(
+            batch, scorer, lambda rows: [scorer.score(rows, batch.temperature, keep=keep)], [into], routed=routed
+        )
 
     def _score_likeliest(self, batch: TokenBatch, k: int, ids: Tensor, logprobs: Tensor) -> None:
         scorer = self._scorer
@@ -278,6 +289,7 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def _release(self) -> None:
         del self._exported, self._model, self._scorer, self._loads, self._trainable, self._origin, self._gradients
+        del self._routers
         if self._ranks is not None:
             self._ranks.leave()
 
@@ -288,7 +300,7 @@ class DTensorBackend(RankBackend[Optimizer]):
         """Loss and metrics of each microbatch."""
         plan = self._layout.plan(batch, self._budget)
         idle_passes = self._idle_passes(plan)
-        with self._room_for_microbatches():
+        with self._room_for_microbatches(), self._routed():
             found = [self._evaluated(evaluate, loss, batch.select(sequences), into)[:2] for sequences in plan]
             for _ in range(idle_passes):
                 self._idle(self._scorer)
@@ -310,6 +322,7 @@ class DTensorBackend(RankBackend[Optimizer]):
         """[N] (candidates: [N, K]) float32 log-probs or values of a microbatch, 0.0 where masked out."""
         self._work.add(rows, backward=torch.is_grad_enabled())
         self._loads.see(rows, len(microbatch))
+        self._replay(rows)
         outputs = torch.zeros(shape, dtype=torch.float32, device=microbatch.token_ids.device)
         if rows.targets.numel() == 0:
             # The other ranks may have something to score, and each pass takes all of them.
@@ -318,12 +331,19 @@ class DTensorBackend(RankBackend[Optimizer]):
         return outputs.index_copy(0, rows.targets, scores)
 
     def _measure(
-        self, batch: TokenBatch, scorer: AnyScorer, read: Callable[[Rows], Sequence[Tensor]], into: Sequence[Tensor]
+        self,
+        batch: TokenBatch,
+        scorer: AnyScorer,
+        read: Callable[[Rows], Sequence[Tensor]],
+        into: Sequence[Tensor],
+        *,
+        routed: bool = True,
     ) -> None:
         """Write what ``read`` says of the scored tokens ([M, …] each) to their places in ``into``, without gradient."""
         batch = with_places(bare(batch))
         # FSDP2 keeps buffers between passes, which must not become inference tensors.
-        with self._room_for_microbatches(), torch.no_grad() if self._ranks else torch.inference_mode():
+        gradients = torch.no_grad() if self._ranks else torch.inference_mode()
+        with self._room_for_microbatches(), self._routed(), gradients:
             plan = self._layout.plan(batch, self._budget)
             idle_passes = self._idle_passes(plan)
             for sequences in plan:
@@ -333,6 +353,8 @@ class DTensorBackend(RankBackend[Optimizer]):
                     idle_passes += 1 if self._ranks else 0  # the other ranks may have something to score
                     continue
                 places = microbatch[PLACE][rows.targets]
+                if routed:
+                    self._replay(rows)
                 for whole_batch, found in zip(into, read(rows), strict=True):
                     whole_batch[places] = found
             for _ in range(idle_passes):
@@ -343,6 +365,20 @@ class DTensorBackend(RankBackend[Optimizer]):
         on_cpu = self._device == "cpu"
         return self._layout.rows(microbatch, width_multiple=multiple, candidates=candidates, repeat_widths=on_cpu)
 
+    def _replay(self, rows: Rows) -> None:
+        """Send the tokens of the next pass, and of its repetition in the backward pass, where the sampler sent them."""
+        if self._routers is not None:
+            self._routers.replay(rows.routes)
+
+    @contextmanager
+    def _routed(self) -> Iterator[None]:
+        """Around passes that may be replayed: afterwards routers choose by themselves."""
+        try:
+            yield
+        finally:
+            if self._routers is not None:
+                self._routers.replay(None)
+
     def _idle_passes(self, plan: Sequence[Sequence[int]]) -> int:
         """Passes with nothing to score that make this rank's number that of the rank with the most microbatches."""
         return self._ranks.largest(len(plan)) - len(plan) if self._ranks else 0
@@ -350,6 +386,8 @@ class DTensorBackend(RankBackend[Optimizer]):
     def _idle(self, scorer: AnyScorer) -> Tensor:
         assert isinstance(scorer, ShardedScorer), "one rank alone has nobody to wait for"
         self._loads.see(None)
+        if self._routers is not None:
+            self._routers.replay(None)
         return scorer.idle(self._device)
 
 

@@ -168,7 +168,7 @@ def _completion(output: Any, span: Span, prompt_logprobs: tuple[float, ...], ver
         tuple(number for number, _ in parts),
         tuple(start for _, start in parts),
         prompt_logprobs,
-        span,
+        span=span,
     )
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+import numpy
 from nemorl.errors import BackendError
 from nemorl.types import Completion, GenerationRequest
 from nemorl_dtensor.generation import HFGeneration
@@ -197,6 +198,14 @@ class ShiftsPromptLogprobs(_Rewrites):
     def change(self, request: GenerationRequest, completion: Completion) -> Completion:
         known = completion.prompt_logprobs
         return replace(completion, prompt_logprobs=(*known[1:], 0.0) if known else ())
+
+
+class ShiftsRoutes(_Rewrites):
+    """Index t describes the token after t."""
+
+    def change(self, request: GenerationRequest, completion: Completion) -> Completion:
+        known = completion.routes
+        return completion if known is None else replace(completion, routes=numpy.roll(known, -1, axis=0))
 
 
 class ReadsPlaceholders(HFGeneration):

@@ -16,6 +16,7 @@ from nemorl.metrics import Last, Mean, Metrics, Sum
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch, loss_weights
 from nemorl_tensors.engines.pieces import Piece, RankPieces
+from nemorl_tensors.engines.rows import Rows
 from nemorl_tensors.engines.steps import StepResult
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -443,6 +444,26 @@ class RenormalisesTopK(DTensorBackend):
     def get_topk_logprobs(self, batch: TokenBatch, k: int) -> tuple[Tensor, Tensor]:
         ids, logprobs = super().get_topk_logprobs(batch, k)
         return ids, torch.where(batch.mask[:, None], torch.log_softmax(logprobs, 1), 0.0)
+
+
+class ChoosesByItself(DTensorBackend):
+    """The recorded experts are asked for, and not taken."""
+
+    def _replay(self, rows: Rows) -> None:
+        super()._replay(replace(rows, routes=None))
+
+
+class FreezesRouters(DTensorBackend):
+    """What is recorded is taken for a constant, weights included."""
+
+    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
+        routers = {name: p for name, p in self._model.named_parameters() if name.endswith("gate.weight")}
+        before = {name: p.detach().clone() for name, p in routers.items()}
+        metrics = super().train_step(batch, loss)
+        with torch.no_grad():
+            for name, parameter in routers.items():
+                parameter.copy_(before[name])
+        return metrics
 
 
 class ShrinksEntropies(DTensorBackend):

@@ -231,6 +231,16 @@ def test_sound_engines_agree_before_and_after_an_update(precision: str, toleranc
         assert part.gen_kl_error < tolerance
 
 
+def test_an_audit_replays_routes_where_the_run_does() -> None:
+    backend = {"name": "dtensor", "router": {"replay": True}}
+    mixture = {"model_name": str(models.tiny_mixture()), "backend": backend}
+    config = audited("hf", policy=mixture, model=mixture["model_name"])
+    report = measure_mismatch(config, samples_per_prompt=2)
+    assert report.ok
+    assert report.shift > 0.05
+    assert report.after.max_error < 1e-4
+
+
 @pytest.mark.parametrize(("rounding", "is_fault"), [(None, True), (0.024, True), (0.026, False), (NAN, True)])
 def test_what_rounding_explains_is_a_note(rounding: float | None, is_fault: bool) -> None:
     # 0.05 nats apart: engines that are 0.025 from float32 can be that far from each other, no more.

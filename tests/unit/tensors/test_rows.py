@@ -10,6 +10,7 @@ import torch
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines import rows as laying_out
 from nemorl_tensors.engines.rows import fed_lengths, first_fit_decreasing, plan_microbatches, to_rows
+from nemorl_tensors.engines.tree_rows import to_tree_rows
 from nemorl_testing.batches import ragged_batch
 
 # tokens   10 11 12 | 20 21 22 23 | 30 31 | 40
@@ -40,6 +41,24 @@ def test_packed_rows_restart_positions_at_each_sequence() -> None:
     assert rows.position_ids is not None
     assert rows.position_ids.tolist() == [[0, 1, 0]]
     assert rows.predictors.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
+def test_routes_stand_where_their_tokens_do(layout: str) -> None:
+    # One layer and two experts: token t of the batch went to t and t + 1. Of the first two sequences 10 11 and 10 20
+    # 21 are fed; shared, the 10 stands once, with the routes of the first sequence.
+    ids, masks = [[10, 11, 12], [10, 20, 21, 22]], [[False, True, True], [False, True, True, True]]
+    places = torch.arange(7, dtype=torch.int16)
+    batch = TokenBatch.from_sequences(ids, masks).with_tokens(routes=torch.stack((places, places + 1), -1)[:, None])
+    rows = to_tree_rows(batch) if layout == "shared" else to_rows(batch, packed=layout == "packed")
+    expected = {
+        "padded": ([10, 11, 0, 10, 20, 21], [0, 1, -1, 3, 4, 5]),
+        "packed": ([10, 11, 10, 20, 21], [0, 1, 3, 4, 5]),
+        "shared": ([10, 11, 20, 21], [0, 1, 4, 5]),
+    }[layout]
+    assert rows.routes is not None
+    assert (rows.input_ids.flatten().tolist(), rows.routes[:, 0, 0].tolist()) == expected
+    assert to_rows(BATCH, packed=False).routes is None
 
 
 def test_the_plan_holds_every_sequence_once_within_the_budget() -> None:

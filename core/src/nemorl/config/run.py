@@ -235,6 +235,12 @@ class RunConfig(Config):
                     "choose another training backend (`nemorl plugins show NAME` lists capabilities)",
                 )
 
+        able = frozenset() if self.sampler is None else self.sampler.backend.supports
+        if lacking := self.policy.backend.asks_of_sampler - able:
+            nobody = "this run does not sample" if self.sampler is None else "generation.backend does not tell them"
+            message = f"its options need the sampler's {', '.join(sorted(lacking))}, and {nobody}"
+            yield ConfigIssue("policy.backend", message, "leave them out, or use generation.backend: hf in a run of RL")
+
     def launch_problems(self) -> Iterator[ConfigIssue]:
         """Settings that a run started from a file still lacks; in Python these can be given to ``fit`` instead."""
         if self.data is None:

@@ -47,6 +47,7 @@ TrainingCapability = Literal[
     "rate_scale",  # RateScalingBackend: learns more slowly from now on
     "reference",  # get_logprobs(batch, "reference")
     "remarks",  # RemarkingBackend
+    "routes",  # policy.backend.router.replay: tokens go to the experts that the field ``routes`` names
     "shared_base",  # SharedBase: several adapters with an optimizer each
     "shared_prefixes",  # sequences that begin alike are computed once
     "tensor_parallel_lora",  # LoRA under tensor parallelism

@@ -110,6 +110,11 @@ class TrainingBackendConfig(PluginConfig):
         """The Python that its workers need; ``None``: one like this process's."""
         return None
 
+    @property
+    def asks_of_sampler(self) -> frozenset[GenerationCapability]:
+        """Capabilities that its options need the policy's sampler to have."""
+        return frozenset()
+
     def ranks_per_copy(self, policy: PolicyConfig) -> int:
         """Ranks that hold one copy of the model together: they get the same data and answer as one."""
         return policy.tensor_parallel_size

@@ -128,7 +128,8 @@ class ResourceManager:
         factory = TrainingFactory(policy, config.needs_reference, config.policy_head)
         self.training = self.launcher.training_group(factory, f"training backend {short_name(policy.backend)}")
         self.own(self.training)
-        return self.policy_class(self.training, self.turn_of("policy"), "shared_prefixes" in policy.backend.supports)
+        by_trees, replays = "shared_prefixes" in policy.backend.supports, "routes" in policy.backend.asks_of_sampler
+        return self.policy_class(self.training, self.turn_of("policy"), by_trees, replays)
 
     def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
         """Another model of the run, on the devices of the policy."""

@@ -33,14 +33,17 @@ def always_there(_work: Work) -> AbstractContextManager[None]:
 class TrainingPolicy:
     """A training backend over a worker group, seen as one object."""
 
-    def __init__(self, workers: WorkerGroup, turn: Turn = always_there, by_trees: bool = False) -> None:
+    def __init__(
+        self, workers: WorkerGroup, turn: Turn = always_there, by_trees: bool = False, replays: bool = False
+    ) -> None:
         """
         Args:
             workers: The ranks of one backend.
             turn: Gives it the devices, which it may share with others.
             by_trees: Sequences that begin alike go to one rank, which computes what they share once.
+            replays: Tokens go to the experts that the field ``routes`` names.
         """
-        self.workers, self._turn, self._by_trees = workers, turn, by_trees
+        self.workers, self._turn, self._by_trees, self._replays = workers, turn, by_trees, replays
 
     def train_step(self, minibatch: TokenBatch, loss: Loss) -> Metrics:
         """One optimizer step; metrics merged over ranks by their own reductions."""
@@ -94,8 +97,10 @@ class TrainingPolicy:
         self, verb: ShardVerb[TokenBatch, P, _PerToken], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
     ) -> list[Tensor]:
         """The results of a verb that returns per-token tensors, in the order of ``batch``."""
-        # These verbs read tokens only: the other fields need not travel.
-        bare = replace(batch, token_fields={}, sequence_fields={}, sequences_per_group=1)
+        # These verbs read tokens, and the policy's the routes of these: the other fields need not travel.
+        is_replayed = self._replays and "routes" in batch and "reference" not in args
+        kept = {"routes": batch["routes"]} if is_replayed else {}
+        bare = replace(batch, token_fields=kept, sequence_fields={}, sequences_per_group=1)
         with self._turn("reference" if "reference" in args else "measure"):
             shards, parts = self._sharded(verb, bare, *args, **kwargs)
         results = [part if isinstance(part, tuple) else (part,) for part in parts]

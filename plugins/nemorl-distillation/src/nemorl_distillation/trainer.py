@@ -108,7 +108,7 @@ class TaughtTrainer(RolloutTrainer[T]):
 
     def held_out(self, rows: Sequence[Row]) -> Samples:
         """The responses that validation compares."""
-        sampling = self.config.generation.sampling(temperature=self.temperature)
+        sampling = self.config.sampling(temperature=self.temperature)
         plan = RolloutPlan(1, sampling, self.config.max_turns)
         seed = derive_seed(self.config.seed, "validation", "reverse_kl")
         return self.rollouts.collect(to_prompts(rows, self.tokenizer), plan, seed=seed)
@@ -135,7 +135,7 @@ class TaughtTrainer(RolloutTrainer[T]):
     @property
     def rollout_plan(self) -> RolloutPlan:
         config = self.config
-        return RolloutPlan(config.num_generations_per_prompt, config.generation.sampling(), config.max_turns)
+        return RolloutPlan(config.num_generations_per_prompt, config.sampling(), config.max_turns)
 
     @property
     def temperature(self) -> float:

@@ -96,7 +96,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
     @property
     def rollout_plan(self) -> RolloutPlan:
         config = self.config
-        return RolloutPlan(config.num_generations_per_prompt, config.generation.sampling(), config.max_turns)
+        return RolloutPlan(config.num_generations_per_prompt, config.sampling(), config.max_turns)
 
     @property
     def is_policy_learning(self) -> bool:

@@ -103,4 +103,8 @@ def _choice(
 
 def _as_answer(record: dict[str, Any], *, full: bool, tokens: bool) -> dict[str, Any]:
     unwanted = {*(() if full or tokens else ("turns",)), *(() if tokens else ("sequences",))}
-    return {name: value for name, value in record.items() if name not in unwanted}
+    shown = {name: value for name, value in record.items() if name not in unwanted}
+    # Routes are bytes, which JSON has not.
+    parts = shown.get("sequences") or ()
+    readable = [{name: value for name, value in part.items() if name != "routes"} for part in parts]
+    return {**shown, "sequences": readable} if readable else shown

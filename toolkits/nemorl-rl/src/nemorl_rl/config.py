@@ -221,6 +221,14 @@ class RolloutRunConfig(RunConfig):
     def sampler(self) -> GenerationConfig:
         return self.generation
 
+    def sampling(self, **changes: Any) -> SamplingParams:
+        """How responses are drawn that the policy learns from: as ``generation`` says, and what its backend asks for.
+
+        Args:
+            changes: Fields of ``SamplingParams`` that differ from the config.
+        """
+        return self.generation.sampling(routes="routes" in self.policy.backend.asks_of_sampler, **changes)
+
     @property
     def is_linear_in_rewards(self) -> bool:
         """Advantages are linear in the rewards of a prompt, so that an expected reward may stand for one."""

@@ -21,7 +21,7 @@ import numpy
 import torch
 from nemorl.errors import DataError, UsageError
 from nemorl.media import FIRST_ID, PLACE_BITS, Media, media_by_name
-from nemorl.types import Samples
+from nemorl.types import Sample, Samples
 from torch import Tensor
 
 from nemorl_tensors.filtering import TokenFilter
@@ -37,6 +37,10 @@ Example:
 
 EPISODES = "episodes"
 """The sequence field of batches in which an episode may have several sequences: the episode of each, not falling."""
+ROUTES = "routes"
+"""The token field of batches whose sampler told the experts of each token: [N, L, K] int16, ``Completion.routes``."""
+NO_ROUTE = -1
+"""In place of an expert where none was recorded."""
 SPAN_TOKENS = 512
 """Mean length from which sequences are copied span by span. Shorter ones are gathered token by token: a span costs a
 few microseconds, as much as gathering some hundred tokens."""
@@ -72,7 +76,8 @@ class TokenBatch:
     """The part of the vocabulary that the sampler kept, where log-probs of the policy are those of the truncated
     distribution; a token outside then has -inf"""
     token_fields: Mapping[str, Tensor] = field(default_factory=dict)
-    """Named [N] tensors, e.g. ``advantages``, ``old_logprobs``; [N, K] where each token has several values"""
+    """Named [N] tensors, e.g. ``advantages``, ``old_logprobs``; [N, K] or [N, L, K] where each token has several
+    values"""
     sequence_fields: Mapping[str, Tensor] = field(default_factory=dict)
     """Named [B] tensors"""
     sequences_per_group: int = 1
@@ -161,7 +166,7 @@ class TokenBatch:
             media=itertools.chain.from_iterable(sample.media for sample in samples),
         )
         sampled = torch.tensor([lp for part, _ in parts for lp in part.generation_logprobs], dtype=torch.float32)
-        batch = batch.with_tokens(generation_logprobs=sampled)
+        batch = batch.with_tokens(generation_logprobs=sampled, **_routes_of([part for part, _ in parts]))
         if advantages is None:
             return batch
         per_episode = torch.tensor(list(advantages), dtype=torch.float32)
@@ -199,7 +204,7 @@ class TokenBatch:
         return segment_ids(self.lengths)
 
     def with_tokens(self, **fields: Tensor) -> TokenBatch:
-        """This batch with more [N] or [N, K] fields."""
+        """This batch with more [N, …] fields."""
         for name, values in fields.items():
             if values.shape[:1] != self.token_ids.shape:
                 raise UsageError(f"token field {name!r} has shape {tuple(values.shape)}, expected ({self.num_tokens},)")
@@ -292,6 +297,19 @@ class TokenBatch:
             token_fields={name: values.to(device) for name, values in self.token_fields.items()},
             sequence_fields={name: values.to(device) for name, values in self.sequence_fields.items()},
         )
+
+
+def _routes_of(parts: Sequence[Sample]) -> dict[str, Tensor]:
+    """The field ``ROUTES`` of token sequences, some of which have routes; nothing where none has."""
+    known = next((part.routes for part in parts if part.routes is not None), None)
+    if known is None:
+        return {}
+    none = numpy.full(known.shape[1:], NO_ROUTE, numpy.int16)
+    pieces = [
+        numpy.broadcast_to(none, (len(part.token_ids), *none.shape)) if part.routes is None else part.routes
+        for part in parts
+    ]
+    return {ROUTES: torch.from_numpy(numpy.concatenate(pieces))}
 
 
 def _shown(token_ids: Tensor, known: Mapping[int, Media]) -> dict[int, Media]:

@@ -42,6 +42,27 @@ def tiny_model(*, seed: int = 7, **sizes: Any) -> Path:
     return folder
 
 
+def tiny_mixture() -> Path:
+    """The same of a Qwen3 mixture: two layers of eight experts, two for each token."""
+    routed = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32}
+    return tiny_model(architecture="qwen3_moe", norm_topk_prob=True, **routed)
+
+
+def chosen_experts(model: Any, token_ids: Sequence[int]) -> Tensor:
+    """[T, L, K] experts that each token goes to in a forward pass of transformers over such a mixture, in order."""
+    found: list[Tensor] = []
+
+    def note(_module: Any, _inputs: Any, output: Any) -> None:
+        found.append(output[2].sort(-1)[0])
+
+    hooks = [layer.mlp.gate.register_forward_hook(note) for layer in model.model.layers]
+    with torch.no_grad():
+        model(input_ids=torch.tensor([list(token_ids)]), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return torch.stack(found, 1)
+
+
 def load_reference(folder: Path | str) -> Any:
     """The model as plain transformers loads it: float32, evaluation mode, on CPU."""
     from transformers import AutoModelForCausalLM

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile, zip_longest
+from typing import TYPE_CHECKING
 
 from nemorl.base.process.timing import Span, TurnSpan
 from nemorl.media import Media
@@ -17,6 +18,12 @@ from nemorl.types import Branch, Completion, Prompt, Sample, Score
 
 from nemorl_rl.agents.seats import with_earned
 from nemorl_rl.serving.requests import TimedSample, TurnPlace
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    Routes = NDArray[numpy.int16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,7 @@ class _Sequence:
     """(one beyond its last token, when it was made) of each turn."""
     places: list[tuple[int, int, int, bool]] = field(default_factory=list)
     """(number of the call, its first token, one beyond its last, cut) of each answer that is trained."""
+    routes: Routes | None = None
 
     def is_continued_by(self, call: Call) -> bool:
         size = len(self.token_ids)
@@ -80,6 +88,7 @@ class _Sequence:
         self.spans.append((len(call.prompt_ids) + len(answer.token_ids), call.span))
         self.token_ids += [*context, *answer.token_ids]
         is_learnt = call.is_trained and not call.is_constrained
+        self.routes = _first_routes(self.routes, answer.routes, len(self.token_ids))
         self.mask += [False] * len(context) + [is_learnt] * len(answer.token_ids)
         self.logprobs += [0.0] * len(context)
         self.logprobs += answer.logprobs if is_learnt else [0.0] * len(answer.token_ids)
@@ -97,8 +106,28 @@ class _Sequence:
 
     def branch(self, *, has_runs: bool = True) -> Branch:
         runs = self.version_runs if has_runs else ()
-        fields = (self.token_ids, self.mask, self.logprobs, self.turn_rewards, runs)
-        return Branch(*map(tuple, fields))  # type: ignore[arg-type]
+        turns = tuple(self.turn_rewards), tuple(runs)
+        return Branch(tuple(self.token_ids), tuple(self.mask), tuple(self.logprobs), *turns, self.routes)
+
+
+def _first_routes(before: Routes | None, answer: Routes | None, tokens: int) -> Routes | None:
+    """The routes of a sequence of so many tokens, which an answer has made longer.
+
+    Each token keeps those that were recorded first: a turn's log-probs came from them, whichever engine computes the
+    turn again for the next one. The last token of a turn has its first routes when the next turn begins.
+    """
+    import numpy
+
+    if answer is None and before is None:
+        return None
+    if before is None:
+        return answer
+    if answer is None:
+        rest = numpy.full((tokens - len(before), *before.shape[1:]), -1, before.dtype)
+        return numpy.concatenate((before, rest))
+    held = answer[: len(before)]
+    found: Routes = numpy.concatenate((numpy.where(before < 0, held, before), answer[len(before) :]))
+    return found
 
 
 def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list[Branch]:
@@ -224,6 +253,7 @@ def plain_sample(
         weight_versions=tuple(sorted(known or versions)),
         branches=tuple(others),
         version_runs=first.version_runs,
+        routes=first.routes,
         span=span,
         media=tuple(dict.fromkeys(chain(prompt.media, *(call.media for call in calls)))),
         turn_spans=tuple(TurnSpan(number, *turn) for number, one in enumerate(made) for turn in one.spans),

@@ -200,7 +200,7 @@ class _Engines:
     """A training and a generation backend of one config, in this process."""
 
     def __init__(self, config: RolloutRunConfig, stack: ExitStack) -> None:
-        self._generation, self._seed = config.generation, config.seed
+        self._generation, self._sampling, self._seed = config.generation, config.sampling(), config.seed
         optimizer = config.policy.optimizer.model_copy(update={"lr": AUDIT_LR})
         schedule = type(config.policy.schedule)(decay_steps=1)  # constant, without warm-up
         policy = config.policy.model_copy(update={"optimizer": optimizer, "schedule": schedule})
@@ -222,10 +222,11 @@ class _Engines:
 
     def sample(self, prompts: Sequence[tuple[int, ...]], samples: int, label: str) -> TokenBatch:
         """Responses with the sampler's log-probs as ``generation_logprobs``."""
+        import numpy
         import torch
         from nemorl_tensors import TokenBatch
 
-        sampling = self._generation.sampling()
+        sampling = self._sampling
         requests = [
             GenerationRequest(ids, sampling, tuple(derive_seed(self._seed, label, row, n) for n in range(samples)))
             for row, ids in enumerate(prompts)
@@ -238,7 +239,9 @@ class _Engines:
             temperature=self._generation.temperature or 1.0,  # greedy log-probs are those of temperature 1
         )
         sampled = [logprob for ids, done in rows for logprob in ([0.0] * len(ids) + list(done.logprobs))]
-        return batch.with_tokens(generation_logprobs=torch.tensor(sampled, dtype=torch.float32))
+        batch = batch.with_tokens(generation_logprobs=torch.tensor(sampled, dtype=torch.float32))
+        routes = [done.routes for _, done in rows if done.routes is not None]
+        return batch.with_tokens(routes=torch.from_numpy(numpy.concatenate(routes))) if sampling.routes else batch
 
     def update(self, batch: TokenBatch) -> None:
         """Move the trainer's weights, and hand them over."""

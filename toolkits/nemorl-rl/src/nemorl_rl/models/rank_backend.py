@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from nemorl.contracts import TrainingCapability
+from nemorl.contracts import GenerationCapability, TrainingCapability
+from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
 from pydantic import Field
@@ -16,7 +17,6 @@ from nemorl_rl.planning.work_metrics import SHARING_METRICS, WORK_METRICS
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
-    from nemorl.errors import ConfigIssue
 
 
 class RankBackendConfig(TrainingBackendConfig, PlansTraining):
@@ -39,8 +39,15 @@ class RankBackendConfig(TrainingBackendConfig, PlansTraining):
     metrics: ClassVar[Mapping[str, MetricInfo]] = {**WORK_METRICS, **SHARING_METRICS, **ROUTER_METRICS}
 
     router: RouterConfig = Field(default_factory=RouterConfig)
-    """Of mixtures of experts: how their routers are kept even, and in which precision they score."""
+    """Of mixtures of experts: how routers are kept even, in which precision they score, and whose choice counts."""
+
+    @property
+    def asks_of_sampler(self) -> frozenset[GenerationCapability]:
+        return frozenset({"routes"}) if self.router.replay else frozenset()
 
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         yield from super().rank_problems(policy, world_size)
         yield from router_problems(policy, self.router)
+        if self.router.replay and "routes" not in self.supports:
+            message = "this backend lets routers choose by themselves, whatever the sampler chose"
+            yield ConfigIssue("backend.router.replay", message, "set it to false, or use backend: dtensor")

@@ -48,6 +48,11 @@ class RouterConfig(Config):
     dtype: Literal["model", "float32", "float64"] = "model"
     """In which routers score tokens, so that fewer ties are broken by rounding. ``model``: as the policy computes, or
     as the architecture asks for."""
+    replay: bool = False
+    """Tokens go to the experts that the sampler sent them to (arXiv:2510.11370), in the policy's log-probs and updates,
+    not in the reference's. Routers weigh these experts by their own scores, and learn. Without it a token whose experts
+    score almost alike goes to others in the trainer, which rounds otherwise, and its log-prob jumps. It takes 2 bytes
+    per token, layer and chosen expert of each batch."""
 
 
 def router_problems(policy: PolicyConfig, router: RouterConfig) -> Iterator[ConfigIssue]:
@@ -121,6 +126,17 @@ ROUTER_METRICS: Mapping[str, MetricInfo] = {
             "experts",
             meaning="experts that got no token in an update, of all layers together; the most of the step's updates",
             watch_for="above 0 for long: they learn nothing and serve nothing",
+        ),
+    ),
+    **dict.fromkeys(
+        ("train/routes_flipped", "train/<model>/routes_flipped"),
+        MetricInfo(
+            "Replayed choices that differ",
+            meaning="`policy.backend.router.replay`: share of the sampler's choices of an expert, of tokens and layers "
+            "that an update computes, that the trainer's router would not have made. It makes them all the same",
+            watch_for="above 0.1: sampler and trainer compute otherwise in more than their rounding, or samples are "
+            "many updates old",
+            smooth=True,
         ),
     ),
 }

@@ -80,7 +80,8 @@ def _seat(sample: Sample, seat: str, sequences: tuple[Sample, ...], start: int) 
         first,
         score=_score_of(sample.score, seat, is_trained=any(any(part.response_mask) for part in sequences)),
         branches=tuple(
-            Branch(part.token_ids, part.response_mask, part.generation_logprobs, part.turn_rewards) for part in others
+            Branch(part.token_ids, part.response_mask, part.generation_logprobs, part.turn_rewards, routes=part.routes)
+            for part in others
         ),
         response=sample.response if is_last else "",
         finish_reason="length" if places and places[-1].is_cut else "stop",

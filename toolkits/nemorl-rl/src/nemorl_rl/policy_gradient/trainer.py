@@ -231,7 +231,7 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
     def rollout_plan(self) -> RolloutPlan:
         config = self.config
         keep = self._keep_episodes if config.dynamic_sampling else None
-        sampling = config.generation.sampling(filtered_logprobs=config.filtered_logprobs)
+        sampling = config.sampling(filtered_logprobs=config.filtered_logprobs)
         return RolloutPlan(config.num_generations_per_prompt, sampling, config.max_turns, keep)
 
     def _keep_episodes(self, group: Sequence[Sample]) -> bool:

@@ -19,7 +19,7 @@ from nemorl.media import Media, media_by_name
 from nemorl.types import SamplingParams
 from torch import Tensor
 
-from nemorl_tensors.engines.responses import Response
+from nemorl_tensors.engines.responses import Response, Routes
 
 COMPACT_WASTE_FRAC = 0.25
 """Ended rows leave once the steps spent on them exceed this fraction of the batch: moving rows costs about as much."""
@@ -37,6 +37,8 @@ class Decoder(Protocol):
 
     joins: bool
     """Whether rows may be admitted while others decode."""
+    notes_routes: bool
+    """Set before a pass: what it computes goes to ``take_routes``."""
 
     def admit(self, prompts: Sequence[tuple[int, ...]], reserve_tokens: int, media: Mapping[int, Media]) -> Tensor:
         """Append rows that begin with ``prompts``; equal prompts are computed once.
@@ -59,6 +61,13 @@ class Decoder(Protocol):
         """Row i becomes what row ``order[i]`` was; the rest are dropped. Empty: all are."""
         ...
 
+    def take_routes(self) -> Sequence[Routes]:
+        """[T, L, K] experts of the T tokens of each row that the last pass computed, the rows it was given in order.
+
+        Asked of models with experts alone.
+        """
+        ...
+
     def save_turns(self, rows: Mapping[int, tuple[int, ...]]) -> None:
         """Keep what was computed of the tokens of these rows, until a prompt begins with them. It is no duty."""
         ...
@@ -73,7 +82,17 @@ class Decoder(Protocol):
         ...
 
 
-class WithoutTurns:
+class WithoutRoutes:
+    """The routes interface of a :class:`Decoder` for models without experts."""
+
+    notes_routes = False
+
+    def take_routes(self) -> Sequence[Routes]:
+        """There are none."""
+        return ()
+
+
+class WithoutTurns(WithoutRoutes):
     """The turns interface of a :class:`Decoder` that computes every prompt from its beginning."""
 
     def save_turns(self, rows: Mapping[int, tuple[int, ...]]) -> None:
@@ -221,10 +240,26 @@ class RunningBatch:
             self._keep(order)
             tokens = tokens[order]
         if self._live:
-            self._logits = self._decoder.step(tokens)
+            self._logits = self._step(self._decoder, tokens)
         elif not self._queue:
             self.clear()
         return ended + failed
+
+    def _step(self, decoder: Decoder, tokens: Tensor) -> Tensor:
+        decoder.notes_routes = any(row.sampling.routes for row in self._live)
+        logits = decoder.step(tokens)
+        if decoder.notes_routes:
+            for row, routes in zip(self._live, decoder.take_routes(), strict=True):
+                row.went(row.length - 1, routes)
+        return logits
+
+    def _begin(self, decoder: Decoder, rows: Sequence[Response], reserve_tokens: int) -> Tensor:
+        decoder.notes_routes = any(row.sampling.routes for row in rows)
+        logits = decoder.admit([row.so_far for row in rows], reserve_tokens, _media(rows))
+        if decoder.notes_routes:
+            for row, routes in zip(rows, decoder.take_routes(), strict=True):
+                row.went(0, routes)
+        return logits
 
     def _admit(self, decoder: Decoder) -> list[Response]:
         """Let rows join, and have logits for all that are live. Those that cannot join."""
@@ -232,14 +267,14 @@ class RunningBatch:
         if self._live and self._logits is None:
             for row in self._live:
                 row.use(self._version)
-            self._logits = decoder.admit([row.so_far for row in self._live], self._reserve([]), _media(self._live))
+            self._logits = self._begin(decoder, self._live, self._reserve([]))
         failed = self._score_prompts([row for row in joining if row.sampling.prompt_logprobs and not row.token_ids])
         joining = [row for row in joining if row.error is None]
         if joining:
             for row in joining:
                 row.begin()
                 row.use(self._version)
-            first = decoder.admit([row.so_far for row in joining], self._reserve(joining), _media(joining))
+            first = self._begin(decoder, joining, self._reserve(joining))
             self._logits = first if self._logits is None else torch.cat((self._logits, first))
             drawn = [len(row.token_ids) for row in joining]
             self._sampler.add([row.sampling for row in joining], [row.seed for row in joining], drawn)

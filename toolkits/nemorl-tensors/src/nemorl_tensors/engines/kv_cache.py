@@ -18,6 +18,7 @@ from nemorl.media import Media
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from nemorl_tensors.engines.decoding import WithoutRoutes
 from nemorl_tensors.engines.shared_prompts import MIN_SHARED_TOKENS, SharedPrompts
 from nemorl_tensors.engines.turns import Turn, Turns
 
@@ -358,7 +359,7 @@ def _prefill_batches(prompts: list[Prompt], budget_tokens: int) -> Iterator[list
         yield batch
 
 
-class CachedRows(ABC):
+class CachedRows(WithoutRoutes, ABC):
     """A ``decoding.Decoder`` but for the model's passes."""
 
     joins = True

@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy
 from nemorl.base.process.timing import Span, Timed
 from nemorl.errors import BackendError
 from nemorl.media import Media, is_media, media_by_name, shown_names, text_ids
 from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingParams
+from numpy.typing import NDArray
 
 Decode = Callable[[Sequence[int]], str]
+Routes = NDArray[numpy.int16]
+"""[T, L, K] experts of tokens, as ``Completion.routes``"""
 
 UNFINISHED_CHARACTER = "�"
 """Text that byte-level tokenizers decode part of a multi-byte character to."""
@@ -67,6 +71,7 @@ class Response:
         "_began_s",
         "_ended_s",
         "_matcher",
+        "_routes",
         "_stop_ids",
         "error",
         "finish_reason",
@@ -108,6 +113,7 @@ class Response:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.prompt_logprobs: tuple[float, ...] = ()
+        self._routes: list[Routes] = []
         self.versions: list[int] = []
         """The weights that its tokens are drawn from, in order."""
         self.version_starts: list[int] = []
@@ -171,6 +177,12 @@ class Response:
         if self.finish_reason is not None:
             self._ended_s = time.monotonic()
 
+    def went(self, start: int, routes: Routes) -> None:
+        """Tokens from ``start`` on went to these experts. Those that were told before keep what was told first."""
+        if self.sampling.routes and not self.is_over:
+            known = sum(map(len, self._routes))
+            self._routes.append(routes[known - start :])
+
     def completion(self) -> Completion:
         """Of a response that has ended.
 
@@ -180,6 +192,10 @@ class Response:
         if self.error is not None:
             raise self.error
         assert self.finish_reason is not None, "the response has not ended"
+        routes = None
+        if self._routes:  # the last token was drawn, and not computed
+            last = numpy.full((1, *self._routes[0].shape[1:]), -1, numpy.int16)
+            routes = numpy.concatenate((*self._routes, last))
         return TimedCompletion(
             tuple(self.token_ids),
             tuple(self.logprobs),
@@ -187,6 +203,7 @@ class Response:
             tuple(self.versions),
             tuple(self.version_starts),
             self.prompt_logprobs,
+            routes,
             Span(self._began_s, self._ended_s).shifted(-self._asked_s),
         )
 
@@ -208,6 +225,8 @@ class ResponseLimits:
     placeholders: frozenset[int] = frozenset()
     """Tokens that stand for images and sounds, where the model sees or hears. A response that says one has ended: there
     is nothing to show."""
+    has_routes: bool = False
+    """The engine tells the experts that tokens go to."""
 
     def new_tokens(self, request: GenerationRequest) -> int:
         """Most tokens that a response may have."""
@@ -237,6 +256,8 @@ class ResponseLimits:
         elif (words := text_ids(prompt)) and (min(words) < 0 or max(words) >= self.vocabulary):
             problem = f"has token ids from {min(words)} to {max(words)}; the model knows 0 to {self.vocabulary - 1}"
             fix = "tokenize with the policy's tokenizer"
+        elif request.sampling.routes and not self.has_routes:
+            problem, fix = "asks for routes, and this model has no experts, or none that are told", "leave it out"
         elif asked < 1:
             problem, fix = f"asks for {asked} new tokens", "ask for at least one"
         if problem is not None:

@@ -24,7 +24,7 @@ import torch
 from nemorl.media import Media
 from torch import Tensor
 
-from nemorl_tensors.batch import TokenBatch
+from nemorl_tensors.batch import NO_ROUTE, ROUTES, TokenBatch
 from nemorl_tensors.functional import segment_ids
 from nemorl_tensors.logprobs import next_token_targets
 
@@ -79,6 +79,18 @@ class Rows:
     stands here k times, padding not at all"""
     owners: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """[P] the sequence, an index into the microbatch's [B]"""
+    routes: Tensor | None = None
+    """[R * W, L, K] int16: the experts of each position in each layer of experts, ``NO_ROUTE`` where none is known"""
+
+
+def slotted_routes(batch: TokenBatch, slots: Tensor, tokens: Tensor, positions: int) -> Tensor | None:
+    """``Rows.routes`` of as many positions, where ``slots`` are those of ``tokens`` of the batch."""
+    if ROUTES not in batch:
+        return None
+    recorded = batch[ROUTES]
+    routes = recorded.new_full((positions, *recorded.shape[1:]), NO_ROUTE)
+    routes[slots] = recorded[tokens]
+    return routes
 
 
 def plan_microbatches(batch: TokenBatch, budget: int, *, padded: bool = True) -> list[list[int]]:
@@ -197,6 +209,7 @@ def to_rows(batch: TokenBatch, *, packed: bool, width_multiple: int = 1, candida
         media=batch.media,
         places=slots,
         owners=sequences[seen],
+        routes=slotted_routes(batch, slots, seen, input_ids.numel()),
     )
 
 

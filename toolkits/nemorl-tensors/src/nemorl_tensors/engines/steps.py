@@ -15,7 +15,7 @@ from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Last, Mean, Metric, Metrics, Sum, merge
 from torch import Tensor
 
-from nemorl_tensors.batch import TokenBatch
+from nemorl_tensors.batch import ROUTES, TokenBatch
 from nemorl_tensors.functional import segment_sum
 
 if TYPE_CHECKING:
@@ -141,8 +141,9 @@ def with_places(batch: TokenBatch) -> TokenBatch:
 
 
 def bare(batch: TokenBatch) -> TokenBatch:
-    """The sequences alone, without fields: what is measured reads no more."""
-    return replace(batch, token_fields={}, sequence_fields={}, sequences_per_group=1)
+    """The sequences and their routes, without other fields: what is measured reads no more."""
+    kept = {ROUTES: batch[ROUTES]} if ROUTES in batch else {}
+    return replace(batch, token_fields=kept, sequence_fields={}, sequences_per_group=1)
 
 
 # The learning rate over optimizer steps

@@ -4,7 +4,8 @@
 
 The row holds, sequence by sequence in lexicographic order, the tokens that the sequences before do not have. Their
 position ids are their depths. A state that several sequences have predicts the next token of each: the map from states
-to scored tokens has duplicates, and the gradients of what they are scored for add up.
+to scored tokens has duplicates, and the gradients of what they are scored for add up. The routes of a token that
+sequences share are those of the first of them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from nemorl_tensors.batch import TokenBatch
 from nemorl_tensors.engines.prefix_forest import Ints, PrefixForest
-from nemorl_tensors.engines.rows import PAD_ID, Rows, Tree
+from nemorl_tensors.engines.rows import PAD_ID, Rows, Tree, slotted_routes
 from nemorl_tensors.logprobs import next_token_targets
 
 
@@ -42,6 +43,7 @@ def to_tree_rows(
     input_ids = numpy.full(width, PAD_ID, dtype=numpy.int64)
     places = starts[forest.order][owners] + position_ids[: forest.tokens]
     input_ids[: forest.tokens] = batch.token_ids.cpu().numpy()[places]
+    filled = torch.arange(forest.tokens, device=device)
 
     targets = next_token_targets(batch.mask, batch.lengths)
     rows = numpy.zeros(len(batch), dtype=numpy.int64)
@@ -63,6 +65,7 @@ def to_tree_rows(
         media=batch.media,
         places=torch.from_numpy(slots[: len(new)][is_held]).to(device),
         owners=torch.from_numpy(numpy.repeat(forest.order, forest.lengths)).to(device),
+        routes=slotted_routes(batch, filled, torch.from_numpy(places).to(device), width),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +44,21 @@ def token_lists(values: Array, starts: Array, kind: pa.DataType) -> pa.Array:
         kind: Of a value.
     """
     return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), pa.array(values, kind))
+
+
+def routes_column(routes: Array | None) -> dict[str, Any] | None:
+    """The routes [T, L, K] of a sequence as a value of ``ROUTES``."""
+    if routes is None:
+        return None
+    _, layers, experts = routes.shape
+    return {"layers": layers, "experts_per_token": experts, "data": routes.astype("<i2").tobytes()}
+
+
+def routes_of(value: Mapping[str, Any] | None) -> Array | None:
+    """The same read back; files of older versions have none."""
+    if value is None:
+        return None
+    return np.frombuffer(value["data"], "<i2").reshape(-1, value["layers"], value["experts_per_token"]).astype(np.int16)
 
 
 def field_lists(field: Field | None, lengths: Array) -> pa.Array:

@@ -11,6 +11,7 @@ from nemorl.types import Branch, Prompt, Sample, Score
 from nemorl_rl.agents.seats import SeatScores
 from nemorl_rl.serving.requests import PlacedSample, TurnPlace
 
+from nemorl_cli.report.records.columns import routes_of
 from nemorl_cli.report.records.items import true_ids
 
 
@@ -46,6 +47,7 @@ def sample_of(row: Mapping[str, Any], media: Mapping[str, Media]) -> Sample:
             tuple(one["generation_logprobs"]),
             tuple(earned.get(number, ())),
             _version_runs(one),
+            routes_of(one.get("routes")),
         )
         for number, one in enumerate(others, start=1)
     )
@@ -63,6 +65,7 @@ def sample_of(row: Mapping[str, Any], media: Mapping[str, Media]) -> Sample:
         branches,
         items,
         version_runs=_version_runs(first),
+        routes=routes_of(first.get("routes")),
         turn_places=tuple(_turn_places(row)),
         seats=names if any(names := tuple(str(one.get("seat") or "") for one in row["sequences"])) else (),
     )

@@ -37,6 +37,8 @@ TURN = pa.struct(
     ]
 )
 RUNS = pa.list_(pa.struct([("start", pa.int32()), ("version", pa.int32())]))
+ROUTES = pa.struct([("layers", pa.int32()), ("experts_per_token", pa.int32()), ("data", pa.binary())])
+"""The experts of each token: little-endian int16 by token, layer and choice."""
 SEQUENCE = pa.struct(
     [
         ("token_ids", pa.list_(pa.int32())),
@@ -48,6 +50,7 @@ SEQUENCE = pa.struct(
         ("advantages", FLOATS),
         ("loss_weights", FLOATS),
         ("version_runs", RUNS),
+        ("routes", ROUTES),
         ("seat", pa.string()),
     ]
 )

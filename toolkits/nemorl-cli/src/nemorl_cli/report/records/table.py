@@ -16,9 +16,9 @@ from nemorl_rl.agents.seats import SeatScores
 from nemorl_rl.rollouts.outcomes import outcome_of
 from nemorl_rl.serving.requests import PlacedSample
 
-from nemorl_cli.report.records.columns import doubles, field_lists, named_numbers, strings, token_lists
+from nemorl_cli.report.records.columns import doubles, field_lists, named_numbers, routes_column, strings, token_lists
 from nemorl_cli.report.records.items import Shown
-from nemorl_cli.report.records.schema import RUNS, SCHEMA, SEQUENCE
+from nemorl_cli.report.records.schema import ROUTES, RUNS, SCHEMA, SEQUENCE
 from nemorl_cli.report.records.tokens import FIELDS, Tokens, Trained
 from nemorl_cli.report.records.turns import Decode, turns_column
 
@@ -80,7 +80,7 @@ def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
         "sequences": _sequences(
             tokens,
             shown,
-            [part.version_runs for sample in samples for part in sample.sequences],
+            [part for sample in samples for part in sample.sequences],
             [seat for sample in samples for seat in _seats(sample)],
         ),
     }
@@ -176,10 +176,8 @@ def _seat_rewards(score: Score) -> dict[str, float]:
     return {seat: one.reward for seat, one in score.seats.items() if one.valid}
 
 
-def _sequences(
-    tokens: Tokens, shown: Shown, runs: Sequence[Sequence[tuple[int, int]]], seats: Sequence[str | None]
-) -> pa.Array:
-    known = [[{"start": start, "version": version} for start, version in each] or None for each in runs]
+def _sequences(tokens: Tokens, shown: Shown, parts: Sequence[Sample], seats: Sequence[str | None]) -> pa.Array:
+    known = [[{"start": start, "version": version} for start, version in part.version_runs] or None for part in parts]
     fields = {name: tokens.fields.get(name) for name in FIELDS} | {"advantages": tokens.uneven_advantages}
     columns = {
         "token_ids": token_lists(shown.token_ids, tokens.starts, pa.int32()),
@@ -187,6 +185,7 @@ def _sequences(
         "generation_logprobs": token_lists(tokens.generation_logprobs, tokens.starts, pa.float32()),
         **{name: field_lists(field, tokens.lengths) for name, field in fields.items()},
         "version_runs": pa.array(known, RUNS),
+        "routes": pa.array([routes_column(part.routes) for part in parts], ROUTES),
         "seat": strings(seats),
     }
     structs = pa.StructArray.from_arrays([columns[field.name] for field in SEQUENCE], fields=list(SEQUENCE))
