@@ -47,6 +47,10 @@ class DTensorConfig(RankBackendConfig):
     data_parallel_replicas: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Copies of the sharded model (hybrid sharding), each spread over an equal part of the data-parallel ranks. Raise
     it when nodes are joined by a slow network, e.g. to the number of nodes."""
+    context_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
+    """Ranks that share the tokens of each sequence, and trade them for attention heads (Ulysses); the heads must divide
+    over them. Raise it when one sequence does not fit into memory; ``microbatch_tokens`` are then those of all of them
+    together."""
     sequence_parallel: Annotated[bool, RESUMABLE] = True
     """With tensor parallelism, also split norms and residuals along the sequence: less memory, same communication."""
     logprob_chunk_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)

@@ -1,7 +1,8 @@
 """Where one rank stands among the others: the process group, the device mesh, and the few sums that cross it.
 
 Mesh axes, outermost first: ``dp_replicate`` (copies of the sharded model), ``dp_shard`` (FSDP), ``tp`` (tensor
-parallel). So data-parallel rank = rank // tp, and the ranks of a tensor-parallel group are neighbours.
+parallel). So data-parallel rank = rank // tp, and the ranks of a tensor-parallel group are neighbours. Neighbours on the
+axis ``dp_shard`` may share their sequences (context parallel): to FSDP they are ranks with other tokens.
 """
 
 from __future__ import annotations
@@ -30,20 +31,23 @@ class Ranks:
 
     mesh: DeviceMesh
     rank: int
+    context: dist.ProcessGroup | None = None
+    """The ranks that share the tokens of this rank's rows, in the order of their slices; ``None``: it has whole ones"""
 
     @classmethod
-    def join(cls, worker: WorkerContext, *, tensor_parallel: int, replicas: int) -> Ranks:
+    def join(cls, worker: WorkerContext, *, tensor_parallel: int, replicas: int, context_parallel: int = 1) -> Ranks:
         """Meet the other ranks. Collective.
 
         Raises:
             BackendError: the sizes do not divide, or somebody does not come in time.
         """
         shards, rest = divmod(worker.world_size, tensor_parallel * replicas)
-        if rest:
+        if rest or shards % context_parallel:
             raise BackendError(
-                f"{worker.world_size} workers cannot form {replicas} replicas of {tensor_parallel} tensor-parallel "
-                "ranks",
-                fix="make the number of workers a multiple of data_parallel_replicas * tensor_parallel_size",
+                f"{worker.world_size} workers cannot form {replicas} replicas of {context_parallel} context-parallel * "
+                f"{tensor_parallel} tensor-parallel ranks",
+                fix="make the number of workers a multiple of data_parallel_replicas * context_parallel_size * "
+                "tensor_parallel_size",
             )
         kind = torch.device(worker.device).type
         try:
@@ -55,13 +59,14 @@ class Ranks:
                 timeout=timedelta(seconds=worker.collective_timeout_s),
             )
             mesh = init_device_mesh(kind, (replicas, shards, tensor_parallel), mesh_dim_names=AXES)
+            context = _context_group(worker, tensor_parallel, context_parallel)
         except (RuntimeError, ValueError) as error:
             raise BackendError(
                 f"rank {worker.rank} of {worker.world_size} waited {worker.collective_timeout_s:.0f} s at "
                 f"{worker.master_address}:{worker.master_port} for the others: {error}",
                 fix="look at the other ranks' logs: one of them did not start, or cannot reach that address",
             ) from error
-        return cls(mesh, worker.rank)
+        return cls(mesh, worker.rank, context)
 
     @property
     def data_parallel_size(self) -> int:
@@ -70,6 +75,10 @@ class Ranks:
     @property
     def tensor_parallel_size(self) -> int:
         return self.mesh["tp"].size()
+
+    @property
+    def context_parallel_size(self) -> int:
+        return 1 if self.context is None else self.context.size()
 
     @property
     def shard_mesh(self) -> DeviceMesh:
@@ -111,6 +120,16 @@ class Ranks:
             if not isinstance(placement, Replicate):
                 shards *= mesh.size(axis)
         return self.mesh.size() // shards
+
+
+def _context_group(worker: WorkerContext, tensor: int, ways: int) -> dist.ProcessGroup | None:
+    """This rank's group of ``ways`` neighbours on the axis above the tensor-parallel one. Collective."""
+    if ways == 1:
+        return None
+    ranks = torch.arange(worker.world_size).view(-1, ways, tensor).transpose(1, 2).reshape(-1, ways).tolist()
+    timeout = timedelta(seconds=worker.collective_timeout_s)
+    group, _ = dist.new_subgroups_by_enumeration(ranks, timeout=timeout)
+    return group
 
 
 def local(tensor: Tensor) -> Tensor:

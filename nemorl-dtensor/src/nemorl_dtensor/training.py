@@ -88,7 +88,10 @@ class DTensorBackend(RankBackend[Optimizer]):
         self._ranks: Ranks | None = None
         if worker.world_size > 1:
             self._ranks = Ranks.join(
-                worker, tensor_parallel=policy.tensor_parallel_size, replicas=config.data_parallel_replicas
+                worker,
+                tensor_parallel=policy.tensor_parallel_size,
+                replicas=config.data_parallel_replicas,
+                context_parallel=config.context_parallel_size,
             )
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
@@ -113,7 +116,7 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def _meter(self, chunk_tokens: int | None) -> WorkMeter:
         kind, ranks = self._model.dtype, self._ranks
-        copies = ranks.tensor_parallel_size if ranks else 1
+        copies = ranks.tensor_parallel_size * ranks.context_parallel_size if ranks else 1
         return WorkMeter.on(
             Model.trained(self._model.config.to_dict(), self._policy, self._head),
             self._device,
