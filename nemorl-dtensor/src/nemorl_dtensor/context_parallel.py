@@ -3,9 +3,9 @@
 # R = rows, W = row width, k = ranks that share them, S = W / k = tokens of a slice, M = scored tokens
 
 Every rank of a group is given the same rows and computes slice r of each. Only attention looks at other tokens: there
-slices are traded for heads (``ulysses``), so that each mask is that of whole rows. What is scored is put together again,
-so that the loss is computed alike by every rank; its gradient goes to the slice that a token's state is in. Parameters
-get the sum over ranks, as they do over ranks with other data.
+slices are traded for heads (``ulysses``), so that each mask is that of whole rows. What is scored is put together
+again, so that every rank computes the same loss; its gradient goes to the slice that has the predicting state.
+Parameters get the sum over ranks, as they do over ranks with other data.
 
 It reaches unmodified models through transformers' registry of attention functions.
 """
@@ -182,7 +182,7 @@ def attend(
         return found
     unknown = sorted(name for name, given in options.items() if given is not None and name not in UNDERSTOOD)
     if unknown:
-        raise BackendError(f"its attention has {', '.join(unknown)}", fix=FIX)
+        raise BackendError(f"context parallelism knows no attention with {', '.join(unknown)}", fix=FIX)
     queries, keys, values = by_heads(query, key, value, shared_rows.group)
     if shared_rows.plan is None:
         answers = torch_attention(queries, keys, values, None, scaling)

@@ -1,8 +1,8 @@
 """Where one rank stands among the others: the process group, the device mesh, and the few sums that cross it.
 
 Mesh axes, outermost first: ``dp_replicate`` (copies of the sharded model), ``dp_shard`` (FSDP), ``tp`` (tensor
-parallel). So data-parallel rank = rank // tp, and the ranks of a tensor-parallel group are neighbours. Neighbours on the
-axis ``dp_shard`` may share their sequences (context parallel): to FSDP they are ranks with other tokens.
+parallel). So data-parallel rank = rank // tp, and the ranks of a tensor-parallel group are neighbours. Neighbours on
+the axis ``dp_shard`` may share their sequences (context parallel): to FSDP they are ranks with other tokens.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _context_group(worker: WorkerContext, tensor: int, ways: int) -> dist.Proces
         return None
     ranks = torch.arange(worker.world_size).view(-1, ways, tensor).transpose(1, 2).reshape(-1, ways).tolist()
     timeout = timedelta(seconds=worker.collective_timeout_s)
-    group, _ = dist.new_subgroups_by_enumeration(ranks, timeout=timeout)
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(ranks, timeout=timeout)[0]  # type: ignore[no-untyped-call]
     return group
 
 

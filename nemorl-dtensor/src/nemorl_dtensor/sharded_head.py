@@ -104,7 +104,7 @@ class ShardedScorer:
 
 
 def _states(scorer: Scorer | ValueScorer, rows: Rows, ranks: Ranks, parts: int, own: OwnPart | None) -> Tensor:
-    """[R, W, D] last hidden states, the same on the ranks of a tensor-parallel group; of a slice, those of the slice."""
+    """[R, W, D] last hidden states of whole rows or of this rank's part, the same in a tensor-parallel group."""
     sight = scorer.sight if isinstance(scorer, Scorer) else None
     states: Any = decoder_states(scorer.decoder, rows, sight) if own is None else own.states(scorer.decoder)
     if parts > 1:
