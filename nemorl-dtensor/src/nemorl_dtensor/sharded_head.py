@@ -103,7 +103,7 @@ class ShardedScorer:
         return found
 
 
-def _states(scorer: Scorer | ValueScorer, rows: Rows, ranks: Ranks, parts: int, own: OwnPart | None) -> Tensor:
+def _states(scorer: Scorer | ValueScorer, rows: Rows, ranks: Ranks, parts: int, own: OwnPart | None = None) -> Tensor:
     """[R, W, D] last hidden states of whole rows or of this rank's part, the same in a tensor-parallel group."""
     sight = scorer.sight if isinstance(scorer, Scorer) else None
     states: Any = decoder_states(scorer.decoder, rows, sight) if own is None else own.states(scorer.decoder)
