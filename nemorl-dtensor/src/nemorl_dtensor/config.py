@@ -61,7 +61,20 @@ class DTensorConfig(RankBackendConfig):
     """Device memory for adapters that share a base and are not in use, in GiB. Beyond it those that were used least
     recently wait in the host's memory."""
 
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if self.context_parallel_size > 1 and self.attn_implementation in ("eager", "flash_attention_2"):
+            yield ConfigIssue(
+                "attn_implementation",
+                f"ranks that share sequences compute attention by torch's sdpa, not by {self.attn_implementation}",
+                "set it to auto (on CUDA torch has flash attention of its own), or context_parallel_size: 1",
+            )
+
+    def ranks_per_copy(self, policy: PolicyConfig) -> int:
+        return policy.tensor_parallel_size * self.context_parallel_size
+
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
+        yield from self._context_problems(policy, world_size)
         ways = policy.tensor_parallel_size
         yield from tensor_parallel_problems(policy, ways, "tensor_parallel_size", copies_key_values=False)
         geometry = known_geometry(policy) if ways > 1 else None
@@ -94,6 +107,34 @@ class DTensorConfig(RankBackendConfig):
                 "lora.dropout",
                 "the ranks that share a layer would each drop other inputs of the same adapter",
                 "set dropout: 0, or tensor_parallel_size: 1",
+            )
+
+    def _context_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
+        ways, path = self.context_parallel_size, "backend.context_parallel_size"
+        if ways == 1:
+            return
+        if world_size % (ways * policy.tensor_parallel_size * self.data_parallel_replicas):
+            yield ConfigIssue(
+                path,
+                f"{world_size} training processes are no multiple of {ways} context-parallel * "
+                f"{policy.tensor_parallel_size} tensor-parallel ranks * {self.data_parallel_replicas} replicas",
+                "lower one of them, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
+            )
+        geometry = known_geometry(policy)
+        if geometry is None:
+            return
+        if geometry.window_layers:
+            yield ConfigIssue(
+                path,
+                f"{geometry.window_layers} layers of this model see {geometry.window} tokens, and ranks of dtensor "
+                "share sequences of models that attend to all",
+                "set it to 1, or use backend: megatron",
+            )
+        heads, rest = divmod(geometry.heads, policy.tensor_parallel_size)
+        if not rest and heads % ways:
+            fitting = " or ".join(str(fewer) for fewer in range(1, ways) if heads % fewer == 0)
+            yield ConfigIssue(
+                path, f"{heads} attention heads of a rank do not divide over {ways} ranks", f"set it to {fitting}"
             )
 
     def build(

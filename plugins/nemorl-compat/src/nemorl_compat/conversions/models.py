@@ -67,6 +67,7 @@ def backend(old: OldConfig, new: Pieces) -> None:
             scored = {"fp32": "float32", "fp64": "float64"}.get(str(old.get(f"{settings}.moe_router_dtype")))
             new.put_given("policy.backend.router_precision", scored)
         return
+    new.put_given("policy.backend.context_parallel_size", old.get(f"{settings}.context_parallel_size"))
     new.put_given("policy.backend.data_parallel_replicas", old.get(f"{settings}.dp_replicate_size"))
     new.put_given("policy.backend.logprob_chunk_tokens", old.get("policy.logprob_chunk_size"))
     kernel = old.get(f"{settings}.automodel_kwargs.attn_implementation")
