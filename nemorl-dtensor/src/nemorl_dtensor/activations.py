@@ -7,6 +7,8 @@ Each term is a tensor that some operation saves; ``tests/unit/plan`` compares th
 
 from __future__ import annotations
 
+from math import lcm
+
 from nemorl_rl.planning.memory.describing import PerToken
 from nemorl_rl.planning.memory.models import HeldModel
 
@@ -53,6 +55,9 @@ def per_token(model: HeldModel, *, sequence_parallel: bool, fused: bool) -> PerT
     heads = (queries + keys) / t
     attention = b * (2 * queries + 2 * keys) / t + 4 * g.heads / t  # q, k, v, output, log-sum-exp
     attention += norm * heads + 4 * (g.heads + g.kv_heads) / t if kind in HEAD_NORMS else 0
+    if model.spread.context > 1:  # the output once more, as the other ranks send it; keys and values as often as needed
+        copies = lcm(g.kv_heads, t * model.spread.context) / g.kv_heads
+        attention += b * (queries + 2 * keys * (copies - 1)) / t
     if kind in EAGER:  # scores capped, in float32 after softmax, and rounded
         attention += g.heads / t * model.width * (2 * b + 4)
     dense, mixture = 4 * b * g.ffn / t, _mixture(model)

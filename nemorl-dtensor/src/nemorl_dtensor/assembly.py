@@ -18,6 +18,7 @@ from nemorl.errors import BackendError
 from nemorl_media.sight import Sight, freeze
 
 from nemorl_dtensor.attention_cpu import use_fast_attention
+from nemorl_dtensor.context_parallel import share_rows
 from nemorl_dtensor.model import load_model, sight_of, skeleton
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_kernels import use_fast_kernels
@@ -82,7 +83,7 @@ def assemble(
     has_flash = worker.device.startswith("cuda") and importlib.util.find_spec("flash_attn") is not None
     is_packed = has_flash if config.layout == "auto" else config.layout == "packed"
     attention: str = config.attn_implementation
-    if attention == "auto" and is_packed and has_flash:
+    if attention == "auto" and is_packed and has_flash and config.context_parallel_size == 1:
         attention = "flash_attention_2"
     keeps_copy = reference and policy.lora is None
     if ranks is None:
@@ -184,8 +185,15 @@ def _sharded(
                 f"{type(model).__name__} sees or hears, and tensor parallelism splits models of text alone",
                 fix="set policy.tensor_parallel_size: 1; FSDP shards it over the workers",
             )
+        if ranks.context_parallel_size > 1:
+            raise BackendError(
+                f"{type(model).__name__} sees or hears, and context parallelism divides sequences of text alone",
+                fix="set policy.backend.context_parallel_size: 1; FSDP shards it over the workers",
+            )
         if trained and policy.lora is None:
             freeze(model, sight.family, policy.media.train)
+    if ranks.context_parallel_size > 1:
+        share_rows(model, ranks.context_parallel_size, tensor_parallel=ranks.tensor_parallel_size)
     adapters: Adapters | None = None
     drawn: dict[str, Tensor] = {}
     if trained and policy.lora is not None:

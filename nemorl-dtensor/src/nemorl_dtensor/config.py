@@ -13,7 +13,7 @@ from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOpt
 from nemorl.contracts import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
-from nemorl_rl.models.divisions import tensor_parallel_problems
+from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems
 from nemorl_rl.models.rank_backend import RankBackendConfig
 from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, TrainingPlan
 from pydantic import Field
@@ -53,6 +53,10 @@ class DTensorConfig(RankBackendConfig):
     """Data-parallel ranks that the experts of each layer of a mixture are divided over: tokens travel to them, in place
     of weights. The rest of the model is sharded over all data-parallel ranks as before. It divides the experts, and the
     workers of a replica."""
+    context_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
+    """Ranks that share the tokens of each sequence, and trade them for attention heads (Ulysses); the heads must divide
+    over them. Raise it when one sequence does not fit into memory; ``microbatch_tokens`` are then those of all of them
+    together."""
     sequence_parallel: Annotated[bool, RESUMABLE] = True
     """With tensor parallelism, also split norms and residuals along the sequence: less memory, same communication."""
     logprob_chunk_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
@@ -63,9 +67,22 @@ class DTensorConfig(RankBackendConfig):
     """Device memory for adapters that share a base and are not in use, in GiB. Beyond it those that were used least
     recently wait in the host's memory."""
 
+    def problems(self) -> Iterator[ConfigIssue]:
+        yield from super().problems()
+        if self.context_parallel_size > 1 and self.attn_implementation in ("eager", "flash_attention_2"):
+            yield ConfigIssue(
+                "attn_implementation",
+                f"ranks that share sequences compute attention by torch's sdpa, not by {self.attn_implementation}",
+                "set it to auto (on CUDA torch has flash attention of its own), or context_parallel_size: 1",
+            )
+
+    def ranks_per_copy(self, policy: PolicyConfig) -> int:
+        return policy.tensor_parallel_size * self.context_parallel_size
+
     def rank_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
         yield from super().rank_problems(policy, world_size)
         yield from mixture_problems(policy, self, world_size)
+        yield from self._context_problems(policy, world_size)
         ways = policy.tensor_parallel_size
         yield from tensor_parallel_problems(policy, ways, "tensor_parallel_size", copies_key_values=False)
         if policy.lora is not None and policy.lora.head and world_size > 1:
@@ -91,6 +108,40 @@ class DTensorConfig(RankBackendConfig):
                 "lora.dropout",
                 "the ranks that share a layer would each drop other inputs of the same adapter",
                 "set dropout: 0, or tensor_parallel_size: 1",
+            )
+
+    def _context_problems(self, policy: PolicyConfig, world_size: int) -> Iterator[ConfigIssue]:
+        ways, path = self.context_parallel_size, "backend.context_parallel_size"
+        if ways == 1:
+            return
+        if world_size % (ways * policy.tensor_parallel_size * self.data_parallel_replicas):
+            yield ConfigIssue(
+                path,
+                f"{world_size} training processes are no multiple of {ways} context-parallel * "
+                f"{policy.tensor_parallel_size} tensor-parallel ranks * {self.data_parallel_replicas} replicas",
+                "lower one of them, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
+            )
+        if self.router.balance_loss:
+            yield ConfigIssue(
+                "backend.router.balance_loss",
+                "experts are balanced over whole sequences, and ranks share them",
+                "set it to 0 (router.bias_update_rate evens the load as well), or context_parallel_size: 1",
+            )
+        geometry = known_geometry(policy)
+        if geometry is None:
+            return
+        if geometry.window_layers:
+            yield ConfigIssue(
+                path,
+                f"{geometry.window_layers} layers of this model see {geometry.window} tokens, and ranks of dtensor "
+                "share sequences of models that attend to all",
+                "set it to 1, or use backend: megatron",
+            )
+        heads, rest = divmod(geometry.heads, policy.tensor_parallel_size)
+        if not rest and heads % ways:
+            fitting = " or ".join(str(fewer) for fewer in range(1, ways) if heads % fewer == 0)
+            yield ConfigIssue(
+                path, f"{heads} attention heads of a rank do not divide over {ways} ranks", f"set it to {fitting}"
             )
 
     def build(

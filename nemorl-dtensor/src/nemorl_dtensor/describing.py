@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -34,9 +34,16 @@ class DTensorPlan:
     layer_start_s: float = 1.5e-3
 
     def spread(self, model: HeldModel) -> Spread:
-        data = max(1, model.ranks // model.tensor)
-        shards = max(1, data // self.config.data_parallel_replicas)
-        return Spread(data, model.tensor, expert=self.config.expert_parallel_size, shards=shards, gathers_layers=True)
+        context, groups = self.config.context_parallel_size, max(1, model.ranks // model.tensor)
+        shards = max(1, groups // self.config.data_parallel_replicas)
+        return Spread(
+            max(1, groups // context),
+            model.tensor,
+            context=context,
+            expert=self.config.expert_parallel_size,
+            shards=shards,
+            gathers_layers=True,
+        )
 
     def row_layout(self, model: HeldModel, sharing: float) -> RowLayout:
         """Packed rows take flash attention, and a plan does not know whether that is there."""
@@ -50,9 +57,12 @@ class DTensorPlan:
         is_spread = not g.experts and g.model_type in LIKE_LLAMA
         tensors = tensor_sizes(model, per_node) if is_spread else [1]
         copies = sorted({1, self.config.data_parallel_replicas, max(1, model.ranks // per_node)})
+        context = self.config.context_parallel_size
         experts = [e for e in (1, 2, 4, 8, 16, 32, 64) if e == 1 or (g.experts and g.experts % e == 0)]
         for tensor, replicas, expert in product(tensors, copies, experts):
-            if model.ranks % (tensor * replicas * expert) == 0:
+            if model.ranks % (tensor * replicas * expert) or model.ranks % (tensor * context * replicas):
+                continue
+            if g.heads % (tensor * context) == 0:
                 yield {
                     "tensor_parallel_size": tensor,
                     "backend.data_parallel_replicas": replicas,
@@ -60,5 +70,7 @@ class DTensorPlan:
                 }
 
     def memory(self, model: HeldModel) -> Moments:
+        # Ranks that share sequences have equal parts of a microbatch's tokens.
+        model = replace(model, microbatch_tokens=-(-model.microbatch_tokens // self.config.context_parallel_size))
         fused = self.cpu_kernels and model.on_cpu and model.ranks == 1
         return Memory(model, self.config, fused=fused).moments()

@@ -1,8 +1,9 @@
 """Where one rank stands among the others: the process group, the device mesh, and the few sums that cross it.
 
 Mesh axes, outermost first: ``dp_replicate`` (copies of the sharded model), ``dp_shard`` (FSDP), ``tp`` (tensor
-parallel). So data-parallel rank = rank // tp, and the ranks of a tensor-parallel group are neighbours. For the experts
-of a mixture ``dp_shard`` is two axes: ``edp`` (ranks with the same experts) and ``ep`` (ranks that divide them).
+parallel). So data-parallel rank = rank // tp, and the ranks of a tensor-parallel group are neighbours. Neighbours on
+the axis ``dp_shard`` may share their sequences (context parallel): to FSDP they are ranks with other tokens. For
+experts of a mixture ``dp_shard`` is two axes: ``edp`` (ranks with the same ones) and ``ep`` (ranks that divide them).
 """
 
 from __future__ import annotations
@@ -33,20 +34,31 @@ class Ranks:
     rank: int
     experts: DeviceMesh | None = None
     """The same ranks with axes ``edp`` and ``ep`` in place of ``dp_shard``, where experts are divided"""
+    context: dist.ProcessGroup | None = None
+    """The ranks that share the tokens of this rank's rows, in the order of their slices; ``None``: it has whole ones"""
 
     @classmethod
-    def join(cls, worker: WorkerContext, *, tensor_parallel: int, replicas: int, expert_parallel: int = 1) -> Ranks:
+    def join(
+        cls,
+        worker: WorkerContext,
+        *,
+        tensor_parallel: int,
+        replicas: int,
+        expert_parallel: int = 1,
+        context_parallel: int = 1,
+    ) -> Ranks:
         """Meet the other ranks. Collective.
 
         Raises:
             BackendError: the sizes do not divide, or somebody does not come in time.
         """
         shards, rest = divmod(worker.world_size, tensor_parallel * replicas)
-        if rest:
+        if rest or shards % context_parallel:
             raise BackendError(
-                f"{worker.world_size} workers cannot form {replicas} replicas of {tensor_parallel} tensor-parallel "
-                "ranks",
-                fix="make the number of workers a multiple of data_parallel_replicas * tensor_parallel_size",
+                f"{worker.world_size} workers cannot form {replicas} replicas of {context_parallel} context-parallel * "
+                f"{tensor_parallel} tensor-parallel ranks",
+                fix="make the number of workers a multiple of data_parallel_replicas * context_parallel_size * "
+                "tensor_parallel_size",
             )
         if shards % expert_parallel:
             raise BackendError(
@@ -65,13 +77,14 @@ class Ranks:
             mesh = init_device_mesh(kind, (replicas, shards, tensor_parallel), mesh_dim_names=AXES)
             divided = (shards // expert_parallel, expert_parallel)
             experts = mesh._unflatten("dp_shard", divided, ("edp", "ep")) if expert_parallel > 1 else None
+            context = _context_group(worker, tensor_parallel, context_parallel)
         except (RuntimeError, ValueError) as error:
             raise BackendError(
                 f"rank {worker.rank} of {worker.world_size} waited {worker.collective_timeout_s:.0f} s at "
                 f"{worker.master_address}:{worker.master_port} for the others: {error}",
                 fix="look at the other ranks' logs: one of them did not start, or cannot reach that address",
             ) from error
-        return cls(mesh, worker.rank, experts)
+        return cls(mesh, worker.rank, experts, context)
 
     @property
     def data_parallel_size(self) -> int:
@@ -80,6 +93,10 @@ class Ranks:
     @property
     def tensor_parallel_size(self) -> int:
         return self.mesh["tp"].size()
+
+    @property
+    def context_parallel_size(self) -> int:
+        return 1 if self.context is None else self.context.size()
 
     @property
     def shard_mesh(self) -> DeviceMesh:
@@ -127,6 +144,16 @@ class Ranks:
             if not isinstance(placement, Replicate):
                 shards *= mesh.size(axis)
         return self.mesh.size() // shards
+
+
+def _context_group(worker: WorkerContext, tensor: int, ways: int) -> dist.ProcessGroup | None:
+    """This rank's group of ``ways`` neighbours on the axis above the tensor-parallel one. Collective."""
+    if ways == 1:
+        return None
+    ranks = torch.arange(worker.world_size).view(-1, ways, tensor).transpose(1, 2).reshape(-1, ways).tolist()
+    timeout = timedelta(seconds=worker.collective_timeout_s)
+    group: dist.ProcessGroup = dist.new_subgroups_by_enumeration(ranks, timeout=timeout)[0]  # type: ignore[no-untyped-call]
+    return group
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from nemorl_tensors.filtering import TokenFilter, filtered
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from nemorl_dtensor.context_parallel import OwnPart
 from nemorl_dtensor.model_head import Scorer, decoder_states, predicting_states
 from nemorl_dtensor.ranks import local
 from nemorl_dtensor.sharding import SCORE, reshard, shard
@@ -42,7 +43,7 @@ class ShardedScorer:
     """The model's parts"""
     ranks: Ranks
     width_multiple: int
-    """Sequence parallelism cuts rows into equal parts, so their width must be a multiple of this."""
+    """Context and sequence parallelism cut rows into equal parts, so their width must be a multiple of this."""
 
     @classmethod
     def of(
@@ -52,18 +53,21 @@ class ShardedScorer:
         parts = ranks.tensor_parallel_size if sequence_parallel else 1
 
         def run(_model: PreTrainedModel, rows: Rows, factor: float, read: Read) -> Any:
-            states_MD = predicting_states(_states(scorer, rows, ranks, parts), rows)
+            own = None if ranks.context is None else OwnPart.of(rows, ranks.context, model.dtype)
+            rows = rows if own is None else own.rows
+            states_MD = predicting_states(_states(scorer, rows, ranks, parts, own), rows)
             sight = scorer.sight if isinstance(scorer, Scorer) else None
             if sight is not None and torch.is_grad_enabled():
                 # Other ranks may see something else: gradients are reduced for all parameters or for none.
                 states_MD = states_MD + sight.idle(rows.media)
             found = read(states_MD if factor == 1.0 else states_MD * factor, rows)
+            found = found if own is None else own.together(found)
             # What leaves a sharded module must be no view: FSDP2's hook on it would be lost to an in-place operation.
             return found.clone() if isinstance(found, Tensor) else found
 
         setattr(model, SCORE, MethodType(run, model))
         shard(model, ranks, sequence_parallel=sequence_parallel)
-        return cls(model, scorer, ranks, parts)
+        return cls(model, scorer, ranks, parts * ranks.context_parallel_size)
 
     @property
     def decoder(self) -> nn.Module:
@@ -99,10 +103,10 @@ class ShardedScorer:
         return found
 
 
-def _states(scorer: Scorer | ValueScorer, rows: Rows, ranks: Ranks, parts: int) -> Tensor:
-    """[R, W, D] last hidden states, the same on the ranks of a tensor-parallel group."""
+def _states(scorer: Scorer | ValueScorer, rows: Rows, ranks: Ranks, parts: int, own: OwnPart | None = None) -> Tensor:
+    """[R, W, D] last hidden states of whole rows or of this rank's part, the same in a tensor-parallel group."""
     sight = scorer.sight if isinstance(scorer, Scorer) else None
-    states: Any = decoder_states(scorer.decoder, rows, sight)
+    states: Any = decoder_states(scorer.decoder, rows, sight) if own is None else own.states(scorer.decoder)
     if parts > 1:
         states = DTensor.from_local(states, ranks.mesh["tp"], [Shard(1)]).full_tensor()
     result: Tensor = states

@@ -50,6 +50,7 @@ from torch import Tensor
 from nemorl_dtensor import checkpoint
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.assembly import AnyScorer, assemble
+from nemorl_dtensor.context_parallel import own_slice
 from nemorl_dtensor.exported import ExportedWeights
 from nemorl_dtensor.model import sight_of
 from nemorl_dtensor.model_head import Scorer
@@ -96,6 +97,7 @@ class DTensorBackend(RankBackend[Optimizer]):
                 tensor_parallel=policy.tensor_parallel_size,
                 replicas=config.data_parallel_replicas,
                 expert_parallel=config.expert_parallel_size,
+                context_parallel=config.context_parallel_size,
             )
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
@@ -122,7 +124,7 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def _meter(self, chunk_tokens: int | None) -> WorkMeter:
         kind, ranks = self._model.dtype, self._ranks
-        copies = ranks.tensor_parallel_size if ranks else 1
+        copies = ranks.tensor_parallel_size * ranks.context_parallel_size if ranks else 1
         return WorkMeter.on(
             Model.trained(self._model.config.to_dict(), self._policy, self._head),
             self._device,
@@ -321,8 +323,9 @@ class DTensorBackend(RankBackend[Optimizer]):
     def _outputs(self, rows: Rows, microbatch: TokenBatch, shape: tuple[int, ...]) -> Tensor:
         """[N] (candidates: [N, K]) float32 log-probs or values of a microbatch, 0.0 where masked out."""
         self._work.add(rows, backward=torch.is_grad_enabled())
-        self._loads.see(rows, len(microbatch))
-        self._replay(rows)
+        here = self._own(rows)
+        self._loads.see(here, len(microbatch))
+        self._replay(here)
         outputs = torch.zeros(shape, dtype=torch.float32, device=microbatch.token_ids.device)
         if rows.targets.numel() == 0:
             # The other ranks may have something to score, and each pass takes all of them.
@@ -354,11 +357,16 @@ class DTensorBackend(RankBackend[Optimizer]):
                     continue
                 places = microbatch[PLACE][rows.targets]
                 if routed:
-                    self._replay(rows)
+                    self._replay(self._own(rows))
                 for whole_batch, found in zip(into, read(rows), strict=True):
                     whole_batch[places] = found
             for _ in range(idle_passes):
                 self._idle(scorer)
+
+    def _own(self, rows: Rows) -> Rows:
+        """The tokens of rows that this rank computes."""
+        context = None if self._ranks is None else self._ranks.context
+        return rows if context is None else own_slice(rows, context)[0]
 
     def _rows(self, microbatch: TokenBatch, *, candidates: bool = False) -> Rows:
         multiple = self._scorer.width_multiple if isinstance(self._scorer, ShardedScorer) else 1

@@ -23,6 +23,8 @@ from nemorl_dtensor.attention_common import attention_with_common
 NAME = "nemorl_shared_prefix"
 KEYWORD = "prefix_tree"
 """Of the argument of a decoder's forward pass that carries a :class:`TreePlan` to each layer's attention."""
+FULL_ATTENTION = "full_attention"
+"""transformers' name for layers that attend to all tokens before."""
 EXTENDED = ("sdpa", attention_cpu.NAME)
 """Attention functions that rows without a tree may go to."""
 MIN_COMMON_SCORES = 1 << 16
@@ -36,8 +38,13 @@ def tree_arguments(tree: Tree, dtype: torch.dtype) -> dict[str, Any]:
     """Arguments of a decoder's forward pass over a row with a tree, in precision ``dtype``."""
     # A mask of four axes is taken as it is: none of row width by row width is made.
     unread = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=tree.slots.device)
+    return {KEYWORD: tree_plan(tree, dtype), "attention_mask": unread}
+
+
+def tree_plan(tree: Tree, dtype: torch.dtype) -> TreePlan:
+    """The plan of a tree for attention in precision ``dtype``, on the tree's device."""
     least = MIN_COMMON_SCORES if tree.slots.device.type == "cpu" else None
-    return {KEYWORD: TreePlan.of(tree, dtype, min_common_scores=least), "attention_mask": unread}
+    return TreePlan.of(tree, dtype, min_common_scores=least)
 
 
 def register(plain: str) -> str:

@@ -24,7 +24,7 @@ from nemorl_tensors.engines.rows import Rows, to_rows
 from nemorl_tensors.engines.tree_rows import to_tree_rows
 from torch import Tensor, nn
 
-from nemorl_dtensor import tree_attention
+from nemorl_dtensor import context_parallel, tree_attention
 from nemorl_dtensor.model_head import Scorer, unsupported
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import reshard
@@ -45,8 +45,6 @@ TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 1.0}
 Score = Callable[[Rows, float, float], Tensor]
 """(rows, temperature, factor) -> [M] log-probs, the decoder's states multiplied by the factor first"""
 
-FULL_ATTENTION = "full_attention"
-"""transformers' name for layers that attend to all tokens before."""
 STATES_TOLERANCE = {torch.float32: 1e-3}
 """Largest error of the states, relative to their norm; other precisions: ``ROUNDED``."""
 ROUNDED = 0.1
@@ -224,11 +222,12 @@ def share_prefixes(
         Why it cannot; empty if it can.
     """
     config = model.config.get_text_config()
-    kinds = {kind for kind in getattr(config, "layer_types", None) or () if kind != FULL_ATTENTION}
+    kinds = {kind for kind in getattr(config, "layer_types", None) or () if kind != tree_attention.FULL_ATTENTION}
     if kinds:
         return f"{type(model).__name__} has layers of {', '.join(sorted(kinds))}"
     plain = model.config._attn_implementation
-    if plain not in tree_attention.EXTENDED:
+    shares_rows = plain == context_parallel.NAME  # which takes trees as it is
+    if plain not in tree_attention.EXTENDED and not shares_rows:
         return f"its attention is {plain}, and only {' and '.join(tree_attention.EXTENDED)} are extended"
     parameters = inspect.signature(decoder.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -236,7 +235,7 @@ def share_prefixes(
     batch = probe_batch(config.vocab_size).to(model.device)
     alone = to_rows(batch, packed=False, width_multiple=width_multiple)
     together = to_tree_rows(batch, width_multiple=width_multiple)
-    name = tree_attention.register(plain)
+    name = plain if shares_rows else tree_attention.register(plain)
     model.set_attn_implementation(name)
     try:
         found, wanted = states(together).float(), states(alone).float()

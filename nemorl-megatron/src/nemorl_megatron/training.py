@@ -22,6 +22,7 @@ from nemorl.metrics import Metrics
 from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
 from nemorl_tensors.engines.checkpoint_files import RankFiles
+from nemorl_tensors.engines.context_rows import added_up
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations, Recorder
@@ -43,7 +44,6 @@ from torch import Tensor
 
 from nemorl_megatron import checkpoint, export
 from nemorl_megatron.bridge import bridge_for
-from nemorl_megatron.context import added_up
 from nemorl_megatron.head import AnyHead, OutputHead, ValueOutput
 from nemorl_megatron.layout import choose
 from nemorl_megatron.model import freeze_routers, train_mode

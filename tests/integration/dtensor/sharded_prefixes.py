@@ -44,7 +44,7 @@ class Learnt:
 
 def learn(context: WorkerContext, model: str, way: Way) -> Learnt:
     """One rank: it scores its shard, and takes a step."""
-    width = way.policy.get("tensor_parallel_size", 1)
+    width = way.policy.get("tensor_parallel_size", 1) * way.options.get("context_parallel_size", 1)
     batch = branching_batch(temperature=0.9)
     sequences = batch.shards(context.world_size // width, by_trees=True)[context.rank // width]
     mine = batch.select(sequences)

@@ -208,7 +208,7 @@ def test_a_loss_that_is_allowed_is_told(tmp_path: Path) -> None:
         ("ppo", {"value.dtensor_cfg.enabled": False}, "", "missing", "without a training backend"),
         ("ppo", {"policy.generation.top_p": 0.9}, "", "missing", "filtered by top-p"),
         ("ppo", {"policy.generation.top_k": 50}, "", "missing", "filtered by top-p"),
-        ("grpo", {"policy.dtensor_cfg.context_parallel_size": 2}, "", "missing", "context parallelism of dtensor"),
+        ("grpo", {"policy.dtensor_cfg.context_parallel_size": 2}, "", "mapped", ""),
         ("grpo", {"policy.reward_model_cfg": {"enabled": True}}, ".enabled", "missing", "reward head"),
         ("sft", {"data.use_multiple_dataloader": True}, "", "missing", "several dataloaders"),
         ("grpo", {"env.should_use_nemo_gym": True}, "", "missing", "NeMo-Gym"),
@@ -267,7 +267,7 @@ def test_a_loss_that_is_allowed_is_told(tmp_path: Path) -> None:
         ),
         ("grpo", {"logger.monitor_gpus": True}, "", "neutral", "record"),
         ("distillation", {"teacher.max_grad_norm": 3.0}, "", "neutral", "inactive"),
-        ("ppo", {"value.dtensor_cfg.context_parallel_size": 2}, "", "missing", "context parallelism"),
+        ("ppo", {"value.dtensor_cfg.context_parallel_size": 2}, "", "mapped", ""),
         ("ppo", {"value.max_total_sequence_length": 99}, "", "missing", "of its own"),
     ],
 )

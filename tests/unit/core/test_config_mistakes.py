@@ -513,8 +513,8 @@ def test_a_command_given_nonsense_exits_2_and_says_why(
 @pytest.mark.parametrize(
     ("section", "path"),
     [
-        ({"policy": {"backend": {"name": "dtensor", "context_parallel_size": 2}}}, "policy.backend"),
-        ({"policy": {"context_parallel_size": 2}}, "policy.backend"),
+        ({"policy": {"backend": {"name": "dtensor", "pipeline_parallel_size": 2}}}, "policy.backend"),
+        ({"policy": {"pipeline_parallel_size": 2}}, "policy.backend"),
         ({"generation": {"max_num_seqs": 8}}, "generation.backend"),
     ],
 )

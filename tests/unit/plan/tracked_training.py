@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from nemorl.config.models import OptimizerConfig, PolicyConfig, ScheduleConfig
 from nemorl_dtensor import DTensorConfig, sharded_head
+from nemorl_dtensor.context_parallel import OwnPart, SharedRows, share_rows
 from nemorl_dtensor.describing import DTensorPlan
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.optim import Optimizer
@@ -50,6 +51,7 @@ class Case:
     kind: str
     ranks: int = 1
     tensor: int = 1
+    context: int = 1
     rows: int = 6
     width: int = 160
     dtype: str = "bfloat16"
@@ -66,7 +68,7 @@ class Case:
 
     def moments(self) -> Moments:
         """The same in closed form. Fake tensors take no functions of this package for the CPU."""
-        config = DTensorConfig()
+        config = DTensorConfig(context_parallel_size=self.context)
         policy = PolicyConfig(
             backend=config,
             precision=self.dtype,  # type: ignore[arg-type]
@@ -98,9 +100,10 @@ def _peak(case: Case, ranks: Ranks | None) -> float:
     model: Any = AutoModelForCausalLM.from_config(case.config(), dtype=getattr(torch, case.dtype)).eval()
     if case.checkpointing:
         recompute_layers(model)
-    scored = case.rows * (case.width - 1)
+    width = case.width // case.context
+    scored = case.rows * (width - 1)
     places = torch.zeros(scored, dtype=torch.int64)
-    rows = Rows(torch.zeros((case.rows, case.width), dtype=torch.int64), None, places, places, places)
+    rows = Rows(torch.zeros((case.rows, width), dtype=torch.int64), None, places, places, places)
     score = _scoring(model, ranks, rows)
     optimizer = Optimizer(dict(model.named_parameters()), OptimizerConfig(), ScheduleConfig(), None)
     inner = optimizer._rules[0].inner
@@ -128,8 +131,14 @@ def _scoring(model: Any, ranks: Ranks | None, rows: Rows) -> Any:
     if ranks is None:
         return lambda: scorer.score(rows, 1.0)
 
+    own = None
+    if ranks.context is not None:
+        share_rows(model, ranks.context_parallel_size, tensor_parallel=ranks.tensor_parallel_size)
+        part = replace(rows, position_ids=rows.input_ids)
+        own = OwnPart(part, SharedRows(ranks.context, None), rows.targets, rows.targets.numel())
+
     def forward(_model: Any, read: Any) -> Any:
-        states = sharded_head._states(scorer, rows, ranks, ranks.tensor_parallel_size)
+        states = sharded_head._states(scorer, rows, ranks, ranks.tensor_parallel_size, own)
         return read(sharded_head.predicting_states(states, rows), rows).clone()
 
     model.forward = MethodType(forward, model)  # the tracker follows calls of modules
@@ -153,7 +162,7 @@ def _ranks(case: Case) -> Iterator[Ranks | None]:
     DeviceMesh._concatenate = staticmethod(concatenated)  # type: ignore[method-assign]
     try:
         mesh = init_device_mesh("cpu", (1, case.ranks // case.tensor, case.tensor), mesh_dim_names=AXES)
-        yield Ranks(mesh, 0)
+        yield Ranks(mesh, 0, dist.new_group([*range(case.context)]) if case.context > 1 else None)
     finally:
         DeviceMesh._concatenate = concatenate  # type: ignore[method-assign]
         dist.destroy_process_group()

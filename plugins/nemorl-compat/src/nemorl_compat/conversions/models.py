@@ -70,6 +70,7 @@ def backend(old: OldConfig, new: Pieces) -> None:
             new.put_given("policy.backend.router.dtype", scored)
             _router(old, new, settings)
         return
+    new.put_given("policy.backend.context_parallel_size", old.get(f"{settings}.context_parallel_size"))
     new.put_given("policy.backend.data_parallel_replicas", old.get(f"{settings}.dp_replicate_size"))
     new.put_given("policy.backend.expert_parallel_size", old.get(f"{settings}.expert_parallel_size"))
     scored = str(old.get(f"{settings}.automodel_kwargs.backend.gate_precision")).removeprefix("torch.")

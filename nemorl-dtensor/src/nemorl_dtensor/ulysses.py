@@ -1,0 +1,79 @@
+"""Sequence slices for attention heads and back: the exchange of DeepSpeed-Ulysses (arXiv:2309.14509).
+
+# R = rows, W = row width, k = ranks that share a row, S = W / k = tokens of a slice, H and G = heads of queries and of
+# keys, d = head size
+
+Each rank has a slice of every row. Before attention an all-to-all gives it the whole rows of H / k heads, after
+attention another one gives its tokens back with all heads. So attention is that of whole rows, whatever is masked.
+"""
+
+from __future__ import annotations
+
+from math import lcm
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def by_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole rows of this rank's heads, from slices of all heads. Collective, as is the gradient.
+
+    Args:
+        query: [R, H, S, d] with H a multiple of k.
+        key: [R, G, S, d]. Heads that do not divide over the ranks are repeated until they do; ranks then have copies.
+        value: [R, G, S, d'].
+        group: The ranks that share the rows, in the order of their slices.
+
+    Returns:
+        [R, H / k, W, d] queries, and the keys and values that these heads attend to.
+    """
+    ranks = group.size()
+    copies = lcm(key.shape[1], ranks) // key.shape[1]
+    if copies > 1:
+        key, value = (states.repeat_interleave(copies, 1) for states in (key, value))
+    return _whole_rows(query, group), _whole_rows(key, group), _whole_rows(value, group)
+
+
+def by_slices(answers: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[R, S, H, d] this rank's tokens with all heads, from [R, W, H / k, d] whole rows. Collective."""
+    ranks = group.size()
+    rows, width, heads, size = answers.shape
+    slices = answers.view(rows, ranks, width // ranks, heads, size).transpose(0, 1)
+    received = _exchanged(slices, group)  # [k, R, S, H / k, d]
+    return received.permute(1, 2, 0, 3, 4).reshape(rows, width // ranks, ranks * heads, size)
+
+
+def _whole_rows(states: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[R, H / k, W, d] from [R, H, S, d]"""
+    ranks = group.size()
+    rows, heads, width, size = states.shape
+    parts = states.reshape(rows, ranks, heads // ranks, width, size).transpose(0, 1)
+    received = _exchanged(parts, group)  # [k, R, H / k, S, d]
+    return received.permute(1, 2, 0, 3, 4).reshape(rows, heads // ranks, ranks * width, size)
+
+
+def _exchanged(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    result: Tensor = _Exchange.apply(parts, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Exchange(torch.autograd.Function):
+    """Entry i of [k, ...] goes to rank i, and entry i of the result came from it. The gradient goes the same way."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _all_to_all(parts, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _all_to_all(grads[0], ctx.group), None
+
+
+def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    sent = parts.contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received
