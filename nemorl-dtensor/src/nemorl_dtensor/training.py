@@ -108,7 +108,10 @@ class DTensorBackend(RankBackend[Optimizer]):
         # Adapters' dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
         torch.manual_seed(worker.seed + worker.rank)
         frozen = [] if assembly.frozen is None else [assembly.frozen]
-        self._residency = Residency([assembly.model], frozen, lambda: self._made_optimizer)
+        self._residency = Residency(
+            [assembly.model], frozen, lambda: self._made_optimizer, worker.device, config.offload.resting
+        )
+        self._residency.rest()
         self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
     def _meter(self, chunk_tokens: int | None) -> WorkMeter:

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from nemorl.config import RESUMABLE
+from nemorl.config.base import Config
 from nemorl.contracts import TrainingCapability
+from nemorl.contracts.memory import MemoryPart
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
 
 from nemorl_rl.planning.memory.describing import PlansTraining
 from nemorl_rl.planning.work_metrics import SHARING_METRICS, WORK_METRICS
+
+
+class Offload(Config):
+    """Parts of a model that lie in the host's memory while the device does not work with them."""
+
+    optimizer: bool = False
+    """Masters and moments. They come to the device for each update, in one piece, and go back: forward and backward
+    passes have their room, the update has not. Results stay the same, bit for bit."""
+    reference: bool = False
+    """The frozen initial weights, where a loss compares with them and the model has no adapters. They come to the
+    device while they score."""
+
+    @property
+    def resting(self) -> tuple[MemoryPart, ...]:
+        """Parts that come in when they are needed."""
+        parts: tuple[MemoryPart, ...] = ("optimizer", "reference")
+        return tuple(part for part in parts if getattr(self, part))
 
 
 class RankBackendConfig(TrainingBackendConfig, PlansTraining):
@@ -31,3 +51,6 @@ class RankBackendConfig(TrainingBackendConfig, PlansTraining):
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "nccl", "cuda_ipc", "shared_memory", "object_store")
     metrics: ClassVar[Mapping[str, MetricInfo]] = {**WORK_METRICS, **SHARING_METRICS}
+
+    offload: Annotated[Offload, RESUMABLE] = Offload()
+    """Parts that lie in the host's memory while the device does other work, where they do not fit together."""
