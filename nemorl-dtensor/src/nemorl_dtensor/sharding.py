@@ -14,7 +14,14 @@ from nemorl.errors import BackendError
 from nemorl_rl.models.divisions import LayerSizes
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -46,8 +53,10 @@ def shard(model: PreTrainedModel, ranks: Ranks, *, sequence_parallel: bool) -> N
     """Spread ``model`` over the ranks. Its parameters may be on the meta device still."""
     if ranks.tensor_parallel_size > 1:
         _split_layers(model, ranks.mesh["tp"], sequence_parallel=sequence_parallel)
-    if ranks.data_parallel_size > 1:
-        _fully_shard(model, ranks.shard_mesh)
+    if ranks.parameters_on_host:
+        _fully_shard(model, ranks.shard_mesh, CPUOffloadPolicy(pin_memory=ranks.mesh.device_type == "cuda"))
+    elif ranks.data_parallel_size > 1:
+        _fully_shard(model, ranks.shard_mesh, OffloadPolicy())
 
 
 def reshard(model: nn.Module) -> None:
@@ -74,12 +83,12 @@ def hidden_matrices(model: PreTrainedModel) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in inside and parameter.ndim == 2}
 
 
-def _fully_shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+def _fully_shard(model: PreTrainedModel, mesh: DeviceMesh, offload: OffloadPolicy) -> None:
     # Gradients are summed: loss weights already divide by the tokens of the whole step, over all ranks.
     precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(model, mesh=mesh, mp_policy=precision)
+        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

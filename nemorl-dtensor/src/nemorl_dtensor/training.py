@@ -86,9 +86,12 @@ class DTensorBackend(RankBackend[Optimizer]):
         self._config = config
         # 1. The model, or this rank's part of it.
         self._ranks: Ranks | None = None
-        if worker.world_size > 1:
+        if worker.world_size > 1 or config.offload.parameters:
             self._ranks = Ranks.join(
-                worker, tensor_parallel=policy.tensor_parallel_size, replicas=config.data_parallel_replicas
+                worker,
+                tensor_parallel=policy.tensor_parallel_size,
+                replicas=config.data_parallel_replicas,
+                parameters_on_host=config.offload.parameters,
             )
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
