@@ -62,11 +62,15 @@ def backend(old: OldConfig, new: Pieces) -> None:
         new.put_given(
             "policy.backend.distributed_optimizer", old.get(f"{settings}.optimizer.use_distributed_optimizer")
         )
+        if old.get(f"{settings}.optimizer.optimizer_cpu_offload"):
+            new.put("policy.backend.offload.optimizer", True)
         if old.mixture:
             new.put_given("policy.backend.freeze_moe_router", old.get(f"{settings}.freeze_moe_router"))
             scored = {"fp32": "float32", "fp64": "float64"}.get(str(old.get(f"{settings}.moe_router_dtype")))
             new.put_given("policy.backend.router_precision", scored)
         return
+    if old.get(f"{settings}.cpu_offload"):
+        new.put("policy.backend.offload.parameters", True)
     new.put_given("policy.backend.data_parallel_replicas", old.get(f"{settings}.dp_replicate_size"))
     new.put_given("policy.backend.logprob_chunk_tokens", old.get("policy.logprob_chunk_size"))
     kernel = old.get(f"{settings}.automodel_kwargs.attn_implementation")
