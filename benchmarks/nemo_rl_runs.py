@@ -3,9 +3,9 @@
     python benchmarks/nemo_rl_runs.py [--places]
 
 The file has the rows of its performance summary for 0.4, 0.5 and 0.6 in bfloat16; layouts, recomputation, devices of
-training and lengths are those of the page and of its recipes (``examples/configs/recipes/llm/performance``). Where a row
-does not say otherwise: 64 prompts x 32 responses, four updates, rows packed to 4,096 tokens, vLLM at 0.6 of a shared
-device or 0.8 of its own, log-probs of the policy and of a reference.
+training and lengths are those of the page and of its recipes (``examples/configs/recipes/llm/performance``). Where a
+row does not say otherwise: 64 prompts x 32 responses, four updates, rows packed to 4,096 tokens, vLLM at 0.6 of a
+shared device or 0.8 of its own, log-probs of the policy and of a reference.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ class Run:
         backend = engines.backend.model_copy(update={"tensor_parallel_size": self.engine_tensor})
         replicas = engines.devices // self.engine_tensor
         wide = replace(engines, backend=backend, replicas=replicas)
-        return settled(replace(scene, engines=wide, work=replace(scene.work, old_frac=1.0)))
+        policy = replace(scene.policy, default_budget=None).fed(scene.work)
+        return settled(replace(scene, policy=policy, engines=wide, work=replace(scene.work, old_frac=1.0)))
 
 
 def runs() -> Iterator[Run]:
