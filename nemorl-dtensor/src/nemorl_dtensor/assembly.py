@@ -19,6 +19,7 @@ from nemorl_media.sight import Sight, freeze
 
 from nemorl_dtensor.attention_cpu import use_fast_attention
 from nemorl_dtensor.context_parallel import share_rows
+from nemorl_dtensor.host_activations import HostActivations
 from nemorl_dtensor.model import load_model, sight_of, skeleton
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_kernels import use_fast_kernels
@@ -29,6 +30,7 @@ from nemorl_dtensor.recomputation import recompute_layers
 from nemorl_dtensor.router_loads import RouterLoads
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharded_weights import fill, hollow
+from nemorl_dtensor.sharding import decoder_layers
 from nemorl_dtensor.value_head import ValueScorer
 from nemorl_dtensor.vocabulary_gradient import VocabularyGradient, gradient_of, vocabulary_gradients
 
@@ -139,6 +141,8 @@ def _whole(
     gradients = vocabulary_gradients(model)
     if policy.activation_checkpointing:
         recompute_layers(model)
+    if config.offload.activations:
+        HostActivations(worker.device).take_over(decoder_layers(model))
 
     # 4. How it is scored.
     reference: AnyScorer | None
@@ -203,12 +207,23 @@ def _sharded(
     loads = RouterLoads(model, config.router)
     if trained and policy.activation_checkpointing:
         recompute_layers(model)
+    if trained and config.offload.activations:
+        HostActivations(worker.device).take_over(decoder_layers(model))
 
     # 3. How it is scored, spread over ranks; then memory and weights for this rank's part.
     logprobs = partial(Scorer.find, sight=sight, chunk_tokens=config.logprob_chunk_tokens)
     found: Scorer | ValueScorer = ValueScorer.find(model) if head == "value" else logprobs(model)
     scorer = ShardedScorer.of(model, found, ranks, sequence_parallel=config.sequence_parallel)
-    fill(model, policy, worker.device, worker.seed, drawn, worker.rank, head)
+    fill(
+        model,
+        policy,
+        worker.device,
+        worker.seed,
+        drawn,
+        worker.rank,
+        head,
+        parameters_on_host=ranks.parameters_on_host,
+    )
     return Assembly(model, names, scorer, adapters, packed, loads)
 
 

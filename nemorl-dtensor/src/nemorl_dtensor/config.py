@@ -14,7 +14,7 @@ from nemorl.contracts import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems
-from nemorl_rl.models.rank_backend import RankBackendConfig
+from nemorl_rl.models.rank_backend import Offload, RankBackendConfig
 from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, TrainingPlan
 from pydantic import Field
 
@@ -26,6 +26,18 @@ if TYPE_CHECKING:
     from nemorl.weights import WeightHandle
 
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2"]
+
+
+class DTensorOffload(Offload):
+    """Parts of a model that lie in the host's memory while the device does not work with them."""
+
+    parameters: bool = False
+    """Weights, their gradients and the optimizer's state (FSDP2's CPU offload). Layers come to the device while they
+    compute, gradients leave it after each microbatch, and the optimizer steps on the host. Also in one process, which
+    then shards over itself alone."""
+    activations: bool = False
+    """What decoder layers keep for the backward pass. It leaves while the next layer computes, and is fetched when it
+    is needed. Results stay the same, bit for bit."""
 
 
 class DTensorConfig(RankBackendConfig):
@@ -63,6 +75,8 @@ class DTensorConfig(RankBackendConfig):
     """Positions whose logits exist at one time; the backward pass then computes them again. Unset: as many as fill 128
     MiB, kept for the backward pass if that is all of them. Lower it when the head runs out of memory."""
 
+    offload: Annotated[DTensorOffload, RESUMABLE] = DTensorOffload()
+    """Parts that lie in the host's memory while the device does other work, where they do not fit together."""
     shelved_adapters_gib: Annotated[float, RESUMABLE] = Field(1.0, ge=0)
     """Device memory for adapters that share a base and are not in use, in GiB. Beyond it those that were used least
     recently wait in the host's memory."""
@@ -91,6 +105,8 @@ class DTensorConfig(RankBackendConfig):
                 f"dtensor adapts the output head of models in one process, and this one has {world_size} workers",
                 "set head: false, or use one worker",
             )
+        if self.offload.parameters:
+            yield from _host_problems(policy)
         if policy.lora is not None and policy.optimizer.name == "muon":
             yield ConfigIssue(
                 "optimizer.name",
@@ -155,6 +171,24 @@ class DTensorConfig(RankBackendConfig):
         from nemorl_dtensor.describing import DTensorPlan
 
         return DTensorPlan(self)
+
+
+def _host_problems(policy: PolicyConfig) -> Iterator[ConfigIssue]:
+    """What parameters in the host's memory do not go with."""
+    if policy.optimizer.name == "muon":
+        yield ConfigIssue(
+            "optimizer.name",
+            "Muon gathers whole matrices on the device, and backend.offload.parameters has the optimizer on the host",
+            "use adamw, or offload: {optimizer: true}",
+        )
+    if policy.lora is not None and (policy.lora.head or policy.lora.base != "full"):
+        key = "head" if policy.lora.head else "base"
+        yield ConfigIssue(
+            f"lora.{key}",
+            "backend.offload.parameters shards the model, if only over one process, and an adapted head or a quantized "
+            "base is whole",
+            "set head: false and base: full, or offload: {parameters: false}",
+        )
 
 
 class HFGenerationConfig(GenerationBackendConfig, PlansEngine):

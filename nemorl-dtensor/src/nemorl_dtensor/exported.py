@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from nemorl_dtensor.model_lora import plain_name
-from nemorl_dtensor.ranks import local, offsets, own_memory, whole
+from nemorl_dtensor.ranks import local, offsets, on_device, own_memory, whole
 from nemorl_dtensor.sharded_weights import saved_tensors
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ExportedWeights:
     def _merged(self) -> Iterator[tuple[str, Tensor]]:
         """The plain model's tensors as they are in memory, sharded as they are there."""
         for name, owner, attribute in self._saved:
-            tensor = getattr(owner, attribute)
+            tensor = on_device(getattr(owner, attribute))
             found = self._adapters.merged(name, tensor) if self._adapters else tensor
             if found is not None:
                 yield plain_name(name), found

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from nemorl.errors import BackendError
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -36,6 +37,10 @@ class Ranks:
     """The same ranks with axes ``edp`` and ``ep`` in place of ``dp_shard``, where experts are divided"""
     context: dist.ProcessGroup | None = None
     """The ranks that share the tokens of this rank's rows, in the order of their slices; ``None``: it has whole ones"""
+    parameters_on_host: bool = False
+    """They lie in the host's memory, and FSDP2 gathers them from there."""
+    shares_group: bool = False
+    """The process group is another model's of this process, which ends it."""
 
     @classmethod
     def join(
@@ -46,8 +51,9 @@ class Ranks:
         replicas: int,
         expert_parallel: int = 1,
         context_parallel: int = 1,
+        parameters_on_host: bool = False,
     ) -> Ranks:
-        """Meet the other ranks. Collective.
+        """Meet the other ranks, if there are any. Collective.
 
         Raises:
             BackendError: the sizes do not divide, or somebody does not come in time.
@@ -66,14 +72,18 @@ class Ranks:
                 fix="make policy.backend.expert_parallel_size a divisor of the number of workers per replica",
             )
         kind = torch.device(worker.device).type
+        alone = worker.world_size == 1
+        shares_group = alone and dist.is_initialized()
         try:
-            dist.init_process_group(
-                "nccl" if kind == "cuda" else "gloo",
-                init_method=f"tcp://{worker.master_address}:{worker.master_port}",
-                rank=worker.rank,
-                world_size=worker.world_size,
-                timeout=timedelta(seconds=worker.collective_timeout_s),
-            )
+            if not shares_group:
+                dist.init_process_group(
+                    "nccl" if kind == "cuda" else "gloo",
+                    init_method=None if alone else f"tcp://{worker.master_address}:{worker.master_port}",
+                    store=HashStore() if alone else None,
+                    rank=worker.rank,
+                    world_size=worker.world_size,
+                    timeout=timedelta(seconds=worker.collective_timeout_s),
+                )
             mesh = init_device_mesh(kind, (replicas, shards, tensor_parallel), mesh_dim_names=AXES)
             divided = (shards // expert_parallel, expert_parallel)
             experts = mesh._unflatten("dp_shard", divided, ("edp", "ep")) if expert_parallel > 1 else None
@@ -84,7 +94,7 @@ class Ranks:
                 f"{worker.master_address}:{worker.master_port} for the others: {error}",
                 fix="look at the other ranks' logs: one of them did not start, or cannot reach that address",
             ) from error
-        return cls(mesh, worker.rank, experts, context)
+        return cls(mesh, worker.rank, experts, context, parameters_on_host, shares_group)
 
     @property
     def data_parallel_size(self) -> int:
@@ -125,13 +135,14 @@ class Ranks:
         squares = torch.zeros((), dtype=torch.float64, device=self.mesh.device_type)
         for name, gradient in gradients.items():
             # Ranks that hold the same values would count them more than once.
-            squares += gradient.double().square().sum() / self._copies(parameters[name])
+            own = gradient.double().square().sum() / self._copies(parameters[name])
+            squares += own.to(squares.device)  # gradients may lie in the host's memory
         dist.all_reduce(squares)
         return squares.sqrt().float()
 
     def leave(self) -> None:
         """End the process group."""
-        if dist.is_initialized():
+        if dist.is_initialized() and not self.shares_group:
             dist.destroy_process_group()
 
     def _copies(self, parameter: Tensor) -> int:
@@ -180,6 +191,8 @@ def like(parameter: Tensor, part: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return part
     mesh, placements = parameter.device_mesh, parameter.placements
+    if part.device.type != mesh.device_type:  # ``from_local`` would copy it to the device
+        return as_part(part, parameter._spec)
     found: Tensor = DTensor.from_local(
         part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
     )
@@ -187,8 +200,27 @@ def like(parameter: Tensor, part: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor. Collective where it is sharded."""
+    """All of a tensor, on the device that computes with it. Collective where it is sharded."""
+    tensor = on_device(tensor)
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def as_part(part: Tensor, spec: Any) -> Tensor:
+    """A DTensor over ``part``, on whichever device that is; no other rank is asked."""
+    found: Tensor = DTensor(part, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+    return found
+
+
+def on_device(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy on its mesh's devices where it lies in the host's memory."""
+    if not isinstance(tensor, DTensor) or tensor._local_tensor.device.type == tensor.device_mesh.device_type:
+        return tensor
+    return like(tensor, tensor._local_tensor.detach().to(tensor.device_mesh.device_type))
+
+
+def computing_device(tensor: Tensor) -> torch.device:
+    """Of the device that computes with a parameter, wherever it lies between."""
+    return torch.device(tensor.device_mesh.device_type) if isinstance(tensor, DTensor) else tensor.device
 
 
 def offsets(tensor: Tensor) -> tuple[int, ...]:

@@ -43,6 +43,8 @@ def fill(
     adapters: Mapping[str, Tensor],
     rank: int,
     head: Head,
+    *,
+    parameters_on_host: bool = False,
 ) -> None:
     """Give a sharded model on the meta device its memory and its weights. Collective.
 
@@ -54,9 +56,13 @@ def fill(
         adapters: Whole tensors of LoRA adapters, by name.
         rank: Of this process.
         head: What stands on top of the decoder.
+        parameters_on_host: They lie in the host's memory, buffers on the device.
     """
     with ties_kept(model):
-        model.to_empty(device=device)
+        model.to_empty(device="cpu" if parameters_on_host else device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(device)
     _fill_buffers(model)
     missing = dict(saved_tensors(model))
     for name, tensor in adapters.items():

@@ -15,7 +15,14 @@ from nemorl.errors import BackendError
 from nemorl_rl.models.divisions import LayerSizes
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -50,8 +57,10 @@ def shard(model: PreTrainedModel, ranks: Ranks, *, sequence_parallel: bool) -> N
         _split_layers(model, ranks.mesh["tp"], sequence_parallel=sequence_parallel)
     if ranks.experts is not None:
         divide_experts(model, ranks.experts["ep"])
-    if ranks.data_parallel_size > 1:
-        _fully_shard(model, ranks)
+    if ranks.parameters_on_host:
+        _fully_shard(model, ranks, CPUOffloadPolicy(pin_memory=ranks.mesh.device_type == "cuda"))
+    elif ranks.data_parallel_size > 1:
+        _fully_shard(model, ranks, OffloadPolicy())
 
 
 def reshard(model: nn.Module) -> None:
@@ -78,15 +87,21 @@ def hidden_matrices(model: PreTrainedModel) -> set[str]:
     return {name for name, parameter in model.named_parameters() if id(parameter) in inside and parameter.ndim == 2}
 
 
-def _fully_shard(model: PreTrainedModel, ranks: Ranks) -> None:
+def _fully_shard(model: PreTrainedModel, ranks: Ranks, offload: OffloadPolicy) -> None:
     # Gradients are summed: loss weights already divide by the tokens of the whole step, over all ranks.
     mesh, precision = ranks.shard_mesh, MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for experts in stacked_experts(model) if ranks.experts is not None else ():
         placement = partial(_along, divided_axis(experts, ranks.expert_shard_mesh["edp"].size()))
-        fully_shard(experts, mesh=ranks.expert_shard_mesh, mp_policy=precision, shard_placement_fn=placement)
+        fully_shard(
+            experts,
+            mesh=ranks.expert_shard_mesh,
+            mp_policy=precision,
+            offload_policy=offload,
+            shard_placement_fn=placement,
+        )
     for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh, mp_policy=precision)
-    fully_shard(model, mesh=mesh, mp_policy=precision)
+        fully_shard(layer, mesh=mesh, mp_policy=precision, offload_policy=offload)
+    fully_shard(model, mesh=mesh, mp_policy=precision, offload_policy=offload)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

@@ -91,13 +91,14 @@ class DTensorBackend(RankBackend[Optimizer]):
         self._config = config
         # 1. The model, or this rank's part of it.
         self._ranks: Ranks | None = None
-        if worker.world_size > 1:
+        if worker.world_size > 1 or config.offload.parameters:
             self._ranks = Ranks.join(
                 worker,
                 tensor_parallel=policy.tensor_parallel_size,
                 replicas=config.data_parallel_replicas,
                 expert_parallel=config.expert_parallel_size,
                 context_parallel=config.context_parallel_size,
+                parameters_on_host=config.offload.parameters,
             )
         assembly = assemble(policy, worker, config, self._ranks, reference=reference, head=head)
         self._model, self._scorer, self._reference = assembly.model, assembly.scorer, assembly.reference
@@ -119,7 +120,10 @@ class DTensorBackend(RankBackend[Optimizer]):
         # Adapters' dropout draws from the global generator, which checkpoints carry; on each rank for other sequences.
         torch.manual_seed(worker.seed + worker.rank)
         frozen = [] if assembly.frozen is None else [assembly.frozen]
-        self._residency = Residency([assembly.model], frozen, lambda: self._made_optimizer)
+        self._residency = Residency(
+            [assembly.model], frozen, lambda: self._made_optimizer, worker.device, config.offload.resting
+        )
+        self._residency.rest()
         self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
 
     def _meter(self, chunk_tokens: int | None) -> WorkMeter:

@@ -9,11 +9,13 @@ beside the masters, FSDP gathers a layer while it computes the one before, and r
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nemorl_rl.planning.memory.head import Head, head_buffers, scored_logits
+from nemorl_rl.planning.memory.hosted import UPDATE, rested
 from nemorl_rl.planning.memory.models import HeldModel
-from nemorl_rl.planning.memory.parts import Moments, Part, Parts, count
+from nemorl_rl.planning.memory.parts import Moments, Moved, Part, Parts, count, total
 
 from nemorl_dtensor.activations import per_token
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 ATTENTION_BYTES = 32 << 20
 """Of a layer's attention weights on a CPU: kept for the backward pass if they take no more (``attention_cpu``)."""
 BLOCK_QUERIES = 64
+LAYERS_ON_DEVICE = 2
+"""Whose activations are on their way to the host (``host_activations``)."""
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Of a number in 4 bits: a scale in 8 bits for 64, and a float32 scale for 256 of these (``model_quantized``)."""
 
@@ -57,9 +61,34 @@ class Memory:
         """Bytes of a parameter that is trained"""
         lora = model.policy.lora
         self._packed = _linear_parameters(model) if lora is not None and lora.base == "nf4" else 0.0
+        offload = config.offload
+        self._hosts_parameters = offload.parameters and not model.on_cpu  # whose memory the host's is
+        self._hosts_activations = offload.activations and not model.on_cpu
+        self._resting = () if model.on_cpu else offload.resting
 
     def moments(self) -> Moments:
         """Of a model that does not learn, its weights and a forward pass."""
+        found = rested(self._all_moments(), self._resting)
+        return self._with_parameters_on_host(found) if self._hosts_parameters else found
+
+    def _with_parameters_on_host(self, found: Moments) -> Moments:
+        """Weights, optimizer state and sums of gradients lie there, and the optimizer steps there. A microbatch gathers
+        the weights twice and hands its gradients back."""
+        model, leaving = self._model, total(found.lasting)
+        weights = model.element * self._held / self._divided
+        gradients = self._element * self._trained / self._divided if model.learns else 0.0
+        moved = replace(
+            found.moved,
+            on_host=found.moved.on_host + leaving,
+            per_microbatch=found.moved.per_microbatch + 2 * weights + gradients,
+            per_update=0.0,
+            per_scoring=weights,
+        )
+        training = {name: parts for name, parts in found.training.items() if name != UPDATE}
+        scoring = tuple(part for part in found.scoring if part.name != "reference weights")
+        return replace(found, lasting=(), training=training, scoring=scoring, moved=moved)
+
+    def _all_moments(self) -> Moments:
         model = self._model
         scoring = (*self._forward(), *self._gathered(2))
         if not model.learns:
@@ -71,9 +100,19 @@ class Memory:
             "lower layers backward": self._layers_backward(above=max(1, layers - 2)),
             "first layer backward": self._layers_backward(above=layers - 1),
             "end of backward": (*self._end_of_backward(), *self._gathered(0)),
-            "update": self._update(),
+            UPDATE: self._update(),
         }
-        return Moments((*self._weights(), *self._states()), training, scoring)
+        kept = layers * self._layer_bytes if self._hosts_activations else 0.0
+        moved = Moved(on_host=kept, per_microbatch=kept)  # it leaves beside the next layer, and is waited for
+        return Moments((*self._weights(), *self._states()), training, scoring, moved)
+
+    @property
+    def _layer_bytes(self) -> float:
+        """What one layer of a microbatch keeps until its backward pass."""
+        tokens = self._model.microbatch_tokens
+        if self._model.checkpointing:
+            return tokens * self._per.entry
+        return tokens * self._per.layer + self._attention
 
     def _weights(self) -> Parts:
         model, b = self._model, self._model.element
@@ -104,7 +143,9 @@ class Memory:
     def _kept(self) -> Parts:
         """Activations of a microbatch when its forward pass is done."""
         layers, tokens, per = self._model.geometry.layers, self._model.microbatch_tokens, self._per
-        each = per.entry if self._model.checkpointing else per.layer + self._attention / tokens
+        if self._hosts_activations:
+            layers = min(layers, LAYERS_ON_DEVICE)
+        each = self._layer_bytes / tokens
         text = f"{count(tokens)} tokens x ({layers} layers x {count(each)}B + {count(per.outside)}B)"
         return (Part("activations", tokens * (layers * each + per.outside), text),)
 
@@ -118,7 +159,7 @@ class Memory:
         g, tokens, b = model.geometry, model.microbatch_tokens, model.element
         below = g.layers - above - 1
         kept = tokens * per.layer + self._attention
-        waiting = below * (tokens * per.entry if model.checkpointing else kept)
+        waiting = 0.0 if self._hosts_activations else below * self._layer_bytes
         begin = kept + tokens * (per.passing + (per.entry if model.checkpointing else 0))
         elsewhere = self._layer - self._whole_layer
         layer = 0.0 if model.lora_rank else b * (g.layer_parameters - elsewhere) / t
@@ -128,7 +169,8 @@ class Memory:
         activations = Part("activations", waiting + inside, text)
         if model.lora_rank:
             return activations, *self._gathered(min(2, 1 + below))
-        done = 0.0 if b == 4 and model.accumulates else b * above * self._layer / self._divided
+        in_sums = (b == 4 and model.accumulates) or self._hosts_parameters
+        done = 0.0 if in_sums else b * above * self._layer / self._divided
         head = 0.0 if model.value_head else b * g.embedding_parameters / t
         reduced = 4 * self._whole_layer / t if self._shards > 1 else 0.0
         text = f"{b} B x {above} layers / {self._divided} + head {count(head)}B + reduced {count(reduced)}B"
@@ -139,7 +181,8 @@ class Memory:
         model, tokens, b = self._model, self._model.microbatch_tokens, self._element
         root = 0.0 if model.lora_rank else model.root_parameters / model.tensor
         layers = (self._trained - root * model.tensor) / self._divided
-        in_place = b == 4 and model.accumulates  # float32 gradients are added to the sums as they come
+        # float32 gradients are added to the sums as they come, those of parameters on the host leave for there.
+        in_place = (b == 4 and model.accumulates) or self._hosts_parameters
         own = 0.0 if in_place else b * layers
         outside = (b + 4 + 4 / self._shards) * root if self._shards > 1 else b * root
         return (
@@ -163,7 +206,7 @@ class Memory:
 
     def _gathered(self, layers: int) -> Parts:
         """Weights that FSDP has put together: everything outside of layers, and as many layers."""
-        if self._shards == 1:
+        if self._shards == 1 and not self._hosts_parameters:
             return ()
         b, t, root = self._model.element, self._model.tensor, self._model.root_parameters
         text = f"{b} B x ({count(root)} + {layers} x {count(self._whole_layer)}) / {t}"

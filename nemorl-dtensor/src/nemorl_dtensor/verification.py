@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from nemorl_dtensor import context_parallel, tree_attention
 from nemorl_dtensor.model_head import Scorer, unsupported
+from nemorl_dtensor.ranks import computing_device
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import reshard
 from nemorl_dtensor.value_head import ValueScorer, no_value_head
@@ -186,7 +187,8 @@ def probe_ids(model: PreTrainedModel, count: int) -> Tensor:
     """[1, count] distinct token ids."""
     vocabulary = model.config.get_text_config().vocab_size
     step = max(1, vocabulary // count)
-    return torch.tensor([[index * step % vocabulary for index in range(count)]], device=model.device)
+    device = computing_device(next(model.parameters()))
+    return torch.tensor([[index * step % vocabulary for index in range(count)]], device=device)
 
 
 @torch.no_grad()
@@ -232,7 +234,7 @@ def share_prefixes(
     parameters = inspect.signature(decoder.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return f"{type(decoder).__name__} passes no further arguments on to its attention"
-    batch = probe_batch(config.vocab_size).to(model.device)
+    batch = probe_batch(config.vocab_size).to(computing_device(next(model.parameters())))
     alone = to_rows(batch, packed=False, width_multiple=width_multiple)
     together = to_tree_rows(batch, width_multiple=width_multiple)
     name = plain if shares_rows else tree_attention.register(plain)

@@ -96,7 +96,10 @@ class MegatronBackend(RankBackend[Learner]):
         for piece in self._reference or ():
             piece.requires_grad_(False)
         self._layout = choose(config.layout, self._pieces, self._parallel, self._bridge.vocabulary)
-        self._residency = Residency(self._pieces, self._reference or (), lambda: self._made_optimizer)
+        self._residency = Residency(
+            self._pieces, self._reference or (), lambda: self._made_optimizer, worker.device, config.offload.resting
+        )
+        self._residency.rest()
 
     def _build(self, seed: int) -> list[GPTModel]:
         pieces = self._bridge.build(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from nemorl_rl.planning.memory.describing import PerToken
 from nemorl_rl.planning.memory.head import Head, head_buffers, scored_logits
+from nemorl_rl.planning.memory.hosted import rested
 from nemorl_rl.planning.memory.models import HeldModel
 from nemorl_rl.planning.memory.parts import Moments, Part, count, total
 
@@ -25,7 +26,8 @@ HEAD = Head(shares_vocabulary=True)
 def memory(model: HeldModel, config: MegatronConfig) -> Moments:
     """Of the rank that takes most: one of the first pipeline stage, or one of the last."""
     stages = [_stage(model, config, is_first=first) for first in (True, False)]
-    return max(stages, key=lambda moments: total(moments.peak))
+    resting = () if model.on_cpu else config.offload.resting
+    return max((rested(stage, resting) for stage in stages), key=lambda moments: total(moments.peak))
 
 
 def per_token(model: HeldModel, config: MegatronConfig) -> PerToken:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
-LONG_PARTS = ("parity", "training", "shared", "decoding", "transports", "megatron", "stalls")
+LONG_PARTS = ("parity", "training", "shared", "decoding", "transports", "offload", "megatron", "stalls")
 FIGURES = 'open(sys.argv[sys.argv.index("--json") + 1], "w").write(\'{"figures": {"a": 1.5}, "failures": {}}\')'
 SCRIPTS = {
     "crashes": f"import sys\n{FIGURES}\nraise ValueError('the driver is gone')",

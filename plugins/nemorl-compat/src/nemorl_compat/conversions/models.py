@@ -64,6 +64,8 @@ def backend(old: OldConfig, new: Pieces) -> None:
         new.put_given(
             "policy.backend.distributed_optimizer", old.get(f"{settings}.optimizer.use_distributed_optimizer")
         )
+        if old.get(f"{settings}.optimizer.optimizer_cpu_offload"):
+            new.put("policy.backend.offload.optimizer", True)
         if old.mixture:
             new.put_given("policy.backend.freeze_moe_router", old.get(f"{settings}.freeze_moe_router"))
             scored = {"fp32": "float32", "fp64": "float64"}.get(str(old.get(f"{settings}.moe_router_dtype")))
@@ -71,6 +73,8 @@ def backend(old: OldConfig, new: Pieces) -> None:
             _router(old, new, settings)
         return
     new.put_given("policy.backend.context_parallel_size", old.get(f"{settings}.context_parallel_size"))
+    if old.get(f"{settings}.cpu_offload"):
+        new.put("policy.backend.offload.parameters", True)
     new.put_given("policy.backend.data_parallel_replicas", old.get(f"{settings}.dp_replicate_size"))
     new.put_given("policy.backend.expert_parallel_size", old.get(f"{settings}.expert_parallel_size"))
     scored = str(old.get(f"{settings}.automodel_kwargs.backend.gate_precision")).removeprefix("torch.")

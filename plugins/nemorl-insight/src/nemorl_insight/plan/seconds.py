@@ -72,11 +72,11 @@ def step_time(scene: Scene, efficiencies: Efficiencies | None = None) -> StepTim
     if scene.work.old_frac:
         phases.append(_scoring("old log-probs", scene, scene.policy, found, share=scene.work.old_frac))
     if scene.policy.has_reference:
-        phases.append(_scoring("reference log-probs", scene, scene.policy, found))
+        phases.append(_with_bus(_scoring("reference log-probs", scene, scene.policy, found), scene, found, scoring=1.0))
     for held in scene.others:
         phases.append(_scoring(f"{held.role} scoring", scene, held, found))
-        phases += [_training(f"{held.role} training", scene, held, found)] if held.learns else []
-    phases.append(_training("training", scene, scene.policy, found))
+        phases += [_trained(f"{held.role} training", scene, held, found)] if held.learns else []
+    phases.append(_trained("training", scene, scene.policy, found))
     if scene.engines is not None and scene.engines.has_own_weights:
         phases.append(_sync(scene, scene.engines, found))
     if scene.takes_turns:
@@ -203,6 +203,33 @@ def _training(name: str, scene: Scene, held: HeldModel, found: Efficiencies) -> 
     formula = f"{count(flops)}FLOP / {count(speed)}FLOP/s" + (f" x {1 + bubble:.3g} idle stages" if bubble else "")
     text = formula + f" + update {update_s:.2g} s"
     return _longest(name, flops / speed * (1 + bubble), links, text, extra=update_s, starting=starting)
+
+
+def _trained(name: str, scene: Scene, held: HeldModel, found: Efficiencies) -> Phase:
+    """Training, with what comes from the host's memory and goes there."""
+    passes, updates = _microbatches(scene, held) * scene.work.passes, float(scene.work.updates)
+    return _with_bus(_training(name, scene, held, found), scene, found, held=held, microbatches=passes, updates=updates)
+
+
+def _with_bus(
+    phase: Phase,
+    scene: Scene,
+    found: Efficiencies,
+    *,
+    held: HeldModel | None = None,
+    scoring: float = 0.0,
+    microbatches: float = 0.0,
+    updates: float = 0.0,
+) -> Phase:
+    """A phase that waits for so many crossings between device and host."""
+    moved = (held or scene.policy).moments.moved
+    size = scoring * moved.per_scoring + microbatches * moved.per_microbatch + updates * moved.per_update
+    if not size:
+        return phase
+    seconds = size / (scene.fleet.device.host_gb_s * 1e9 * found.links)
+    bound = phase.bound if phase.seconds >= seconds else "links"
+    formula = f"{phase.formula} + host {count(size)}B in {seconds:.2g} s"
+    return Phase(phase.name, phase.seconds + seconds, bound, formula)
 
 
 @dataclass(frozen=True)

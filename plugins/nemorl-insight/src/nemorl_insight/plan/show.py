@@ -30,7 +30,7 @@ def show(plan: Plan, *, top: int, explain: bool) -> None:
         f"the longest response {work.longest_response:.0f} (--prompt-tokens, --response-tokens, --longest-response)"
     )
     say()
-    _memory(now, explain)
+    _memory(scene, now, explain)
     say()
     _phases(scene)
     say()
@@ -42,7 +42,7 @@ def show(plan: Plan, *, top: int, explain: bool) -> None:
     _ranked(plan, top)
 
 
-def _memory(one: Candidate, explain: bool) -> None:
+def _memory(scene: Scene, one: Candidate, explain: bool) -> None:
     rows = [(part.name, f"{part.gib:.2f}", part.formula) for part in one.memory.parts]
     rows.append(
         ("all", f"{one.memory.needed / GIB:.2f}", f"of {one.memory.capacity / GIB:.2f}, at: {one.memory.moment}")
@@ -50,6 +50,9 @@ def _memory(one: Candidate, explain: bool) -> None:
     columns = ("MEMORY OF THE FULLEST DEVICE", "GIB", "FORMULA")
     kept = 3 if explain else 2
     print_table(columns[:kept], [row[:kept] for row in rows], numbers=("GIB",))
+    if on_host := sum(model.moments.moved.on_host for model in scene.models):
+        node = on_host * scene.fleet.per_node
+        say(f"in the host's memory: {on_host / GIB:.2f} GiB a device, {node / GIB:.1f} GiB a node (backend.offload)")
 
 
 def _phases(scene: Scene) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from nemorl.config import RESUMABLE
+from nemorl.config.base import Config
 from nemorl.contracts import GenerationCapability, TrainingCapability
+from nemorl.contracts.memory import MemoryPart
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
@@ -17,6 +20,23 @@ from nemorl_rl.planning.work_metrics import SHARING_METRICS, WORK_METRICS
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
+
+
+class Offload(Config):
+    """Parts of a model that lie in the host's memory while the device does not work with them."""
+
+    optimizer: bool = False
+    """Masters and moments. They come to the device for each update, in one piece, and go back: forward and backward
+    passes have their room, the update has not. Results stay the same, bit for bit."""
+    reference: bool = False
+    """The frozen initial weights, where a loss compares with them and the model has no adapters. They come to the
+    device while they score."""
+
+    @property
+    def resting(self) -> tuple[MemoryPart, ...]:
+        """Parts that come in when they are needed."""
+        parts: tuple[MemoryPart, ...] = ("optimizer", "reference")
+        return tuple(part for part in parts if getattr(self, part))
 
 
 class RankBackendConfig(TrainingBackendConfig, PlansTraining):
@@ -40,6 +60,9 @@ class RankBackendConfig(TrainingBackendConfig, PlansTraining):
 
     router: RouterConfig = Field(default_factory=RouterConfig)
     """Of mixtures of experts: how routers are kept even, in which precision they score, and whose choice counts."""
+
+    offload: Annotated[Offload, RESUMABLE] = Offload()
+    """Parts that lie in the host's memory while the device does other work, where they do not fit together."""
 
     @property
     def asks_of_sampler(self) -> frozenset[GenerationCapability]:

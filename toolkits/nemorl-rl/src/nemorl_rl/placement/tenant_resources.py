@@ -76,7 +76,7 @@ class TenantResources(ResourceManager):
         self._is_first_step = True
         self._microbatch_tokens: int | None = None
         """Of those that fit the devices, where the config leaves their size open and that is known."""
-        if config.cluster.uses_gpus and config.policy.microbatch_tokens is None and self._watch.scene is not None:
+        if config.policy.microbatch_tokens is None and self._watch.scene is not None:
             self._microbatch_tokens = self._watch.scene.policy.default_budget
         fitting = config.model_copy(update={"policy": self._fitting(config.policy)})
         super().__init__(fitting, run_dir, placement=placement, on_restart=on_restart)
@@ -129,6 +129,8 @@ class TenantResources(ResourceManager):
         if self._is_first_step:
             self._is_first_step, said = False, {*self._said}
             found += [text for text in self.remarks() if text not in said]
+            if self._microbatch_tokens is not None:
+                found.append(self._watch.chosen_microbatch())
         return found
 
     def _during(self, phase: Phase) -> AbstractContextManager[None]:

@@ -62,6 +62,15 @@ class Parking:
         if on_gpu:
             torch.cuda.empty_cache()  # engines have allocators of their own, often in other processes
 
+    def has(self, part: str) -> bool:
+        """Whether it is away."""
+        return part in self._parked
+
+    def rename(self, part: str, other: str) -> None:
+        """What is away as ``part`` is from now on away as ``other``; nothing moves. Nothing to do where it is here."""
+        if part in self._parked:
+            self._parked[other] = self._parked.pop(part)
+
     def come_back(self, part: str) -> None:
         """Allocate the part's memory anew and fill it as it was. Nothing to do for one that is here."""
         for parked in self._parked.pop(part, ()):

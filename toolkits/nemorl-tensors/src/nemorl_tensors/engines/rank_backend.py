@@ -159,9 +159,10 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
         self.clear_gradients()
         self._begin(batch, loss)
         found = self._forward_backward(batch, loss, None)
-        return {**found, **update_metrics(self._update(None)), **self._work.metrics(batch)}
+        return {**found, **update_metrics(self._updated(None)), **self._work.metrics(batch)}
 
     def forward_backward(self, batch: TokenBatch, loss: Loss) -> tuple[Metrics, Tensor]:
+        _ = self._optimizer  # first: passes find its state where it rests
         self._begin(batch, loss)
         self._require_whole_gradients()
         self._gathered = "part"
@@ -177,9 +178,9 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
         return {**found, **self._work.metrics(batch)}, into.to(batch.token_ids.device)
 
     def optimizer_step(self, adam: AdamStep | None = None) -> Metrics:
-        self._residency.require("weights", "gradients", "optimizer")
+        self._residency.expect("weights", "gradients", "optimizer")
         self._require_whole_gradients()
-        found = update_metrics(self._update(adam))
+        found = update_metrics(self._updated(adam))
         self._gathered = "nothing"
         return found
 
@@ -262,8 +263,17 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
 
     def _begin(self, batch: TokenBatch, loss: Loss) -> None:
         require_fields(batch, loss)
-        self._residency.require("weights", "gradients", "optimizer")
+        self._residency.expect("weights", "gradients", "optimizer")
+        self._residency.rest()
         self._work.begin()
+
+    def _updated(self, adam: AdamStep | None) -> StepResult:
+        """An update, for which the optimizer's state comes in from where it may rest."""
+        with self._room_for_states():
+            self._residency.require("optimizer")
+        result = self._update(adam)
+        self._residency.rest()
+        return result
 
     def _room_for_outputs(self, batch: TokenBatch, loss: Loss) -> Tensor:
         shape = output_shape(batch, candidates="candidate_ids" in loss.requires)
@@ -293,6 +303,7 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
             in_force = self._adapters.disabled()
         with in_force:
             self._score(batch, weights, keep, found)
+        self._residency.rest()
         return found.to(batch.token_ids.device)
 
     def _require_head(self, head: Head, what: str) -> None:

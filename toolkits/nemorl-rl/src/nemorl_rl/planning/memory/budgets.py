@@ -13,7 +13,7 @@ from nemorl.contracts.memory import MemoryPart
 
 from nemorl_rl.placement.tenants import ENGINE, POLICY, ROLLOUT, SYNC, OnDevice, Phase, phases
 from nemorl_rl.planning.memory.describing import EngineMemory
-from nemorl_rl.planning.memory.models import SMALLER_BUDGETS, HeldModel
+from nemorl_rl.planning.memory.models import MICROBATCH_TOKENS, SMALLER_BUDGETS, HeldModel
 from nemorl_rl.planning.memory.parts import GIB, Part, Parts, count, total
 from nemorl_rl.planning.memory.scene import Scene
 
@@ -96,10 +96,14 @@ def settled(scene: Scene) -> Scene:
     else:
         found = replace(scene, takes_turns=not fullest(replace(scene, takes_turns=False)).fits)
     is_open = any(model.policy.microbatch_tokens is None for model in scene.models)
-    if scene.fleet.device.is_cpu or not is_open or fullest(found).fits:
+    if not is_open or fullest(found).fits:
         return found
-    smaller = [_with_budget(found, size) for size in SMALLER_BUDGETS]
-    return next((one for one in smaller if fullest(one).fits), smaller[-1])
+    most = MICROBATCH_TOKENS[scene.fleet.device.is_cpu]
+    sizes = (most, *(size for size in SMALLER_BUDGETS if size < most))
+    tried = [found, *(_with_budget(found, size) for size in sizes[1:])]
+    # Where nothing fits, none is smaller than helps: it may be another phase's memory that lacks.
+    enough = min(0.0, fullest(tried[-1]).free)
+    return next(one for one in tried if fullest(one).free >= enough)
 
 
 def _with_budget(scene: Scene, tokens: int) -> Scene:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
 
 MICROBATCH_TOKENS = {True: 1536, False: 16384}
-"""(on the CPU?) -> what backends take where none is named (``nemorl_tensors.engines.rows``); on a GPU at most."""
+"""(on the CPU?) -> what backends take at most where none is named (``nemorl_tensors.engines.rows``)."""
 SMALLER_BUDGETS = (8192, 4096, 2048, 1024, 512, 256)
-"""Tokens of a microbatch that are tried on a GPU where that many do not fit."""
+"""Tokens of a microbatch that are tried where that many do not fit."""
 
 
 @dataclass(frozen=True)

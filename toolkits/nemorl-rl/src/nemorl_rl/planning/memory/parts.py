@@ -37,6 +37,19 @@ Parts = tuple[Part, ...]
 
 
 @dataclass(frozen=True)
+class Moved:
+    """What a model has in the host's memory, in bytes of one rank, and what crosses the bus because of it, counted once
+    for each direction."""
+
+    on_host: float = 0.0
+    per_update: float = 0.0
+    per_microbatch: float = 0.0
+    """Forward and backward, as far as nothing is computed meanwhile"""
+    per_scoring: float = 0.0
+    """Of the reference"""
+
+
+@dataclass(frozen=True)
 class Moments:
     """Memory of one model on one rank: what is always there, and what is there besides at each moment of its work.
 
@@ -49,6 +62,7 @@ class Moments:
     """Moment of a training step -> parts; they never meet. Empty for a model that does not learn"""
     scoring: Parts
     """A forward pass without gradient: log-probs or values"""
+    moved: Moved = Moved()
 
     @property
     def worst(self) -> str:

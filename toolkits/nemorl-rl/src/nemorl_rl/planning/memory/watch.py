@@ -16,7 +16,8 @@ from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
 from nemorl.errors import NemorlError
 
 from nemorl_rl.placement.tenants import Holdings, Phase, account
-from nemorl_rl.planning.memory.budgets import REFUSAL_MARGIN_FRAC, Budget, budgets
+from nemorl_rl.planning.memory.budgets import REFUSAL_MARGIN_FRAC, Budget, budgets, closest
+from nemorl_rl.planning.memory.models import MICROBATCH_TOKENS
 from nemorl_rl.planning.memory.parts import GIB, total
 
 if TYPE_CHECKING:
@@ -64,6 +65,17 @@ class MemoryWatch:
         least = known_scene(self._config, LEAST)
         assert least is not None, "what is known of it does not depend on lengths"
         return budgets(replace(least, takes_turns=self.scene.takes_turns))
+
+    def chosen_microbatch(self) -> str:
+        """Why microbatches are smaller than backends take by themselves, in words."""
+        assert self.scene is not None, "it has chosen"
+        most, chosen = MICROBATCH_TOKENS[self.scene.fleet.device.is_cpu], self.scene.policy.default_budget
+        now = closest(self.budgets)
+        verdict = f"leave {now.free / GIB:.2f} GiB free" if now.fits else f"lack {-now.free / GIB:.2f} GiB all the same"
+        return (
+            f"microbatches have {chosen} tokens, as {most} do not fit by the memory plan: they {verdict} of "
+            f"{now.capacity / GIB:.2f} in {now.phase} (policy.microbatch_tokens takes another size)"
+        )
 
     def new_remarks(self) -> Sequence[str]:
         """Those since the last call."""
