@@ -75,8 +75,7 @@ def build_engine(
         config = arguments.create_engine_config()
         if worker.device == "cpu" and config.model_config.use_mla:
             raise BackendError(f"model {policy.model_name!r}: {LATENT_ATTENTION}", fix=USE_HF)
-        if worker.device.startswith("cuda:"):
-            config.device_config.device = torch.device(worker.device)
+        set_device(config, worker.device)
         if worker.device == "cpu" and config.model_config.is_moe and lora is not None:
             raise BackendError(
                 "vLLM 0.32 on the CPU applies no adapters to mixtures of experts: its code for them is Triton's",
@@ -93,7 +92,15 @@ def build_engine(
             )
         engine.collective_rpc("nemorl_install_sampler")
         engine.collective_rpc("nemorl_make_pipeline_buffers")
+        if config.parallel_config.nnodes > 1:
+            engine.collective_rpc("nemorl_end_with_parent")
     return engine
+
+
+def set_device(config: Any, device: str) -> None:
+    """Have an engine's ``vllm.config.VllmConfig`` name the GPU of this process."""
+    if device.startswith("cuda:"):
+        config.device_config.device = torch.device(device)
 
 
 @contextmanager

@@ -6,9 +6,12 @@ vLLM mixes :class:`WorkerExtension` into its worker class; ``collective_rpc`` ca
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +102,13 @@ class WorkerExtension:
                 batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
             )
 
+    def nemorl_end_with_parent(self) -> None:
+        """End with the process that takes care of this node. vLLM's own worker of several nodes goes on waiting for the
+        first one's messages."""
+        parent = parent_process()
+        if parent is not None:
+            threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
     def nemorl_install_sampler(self) -> None:
         """Report log-probs as nemorl defines them."""
         from nemorl_vllm.sampler import TemperatureLogprobSampler
@@ -123,8 +133,11 @@ class WorkerExtension:
             raise FileNotFoundError(f"no *.safetensors in {folder}")
         self._replace_weights(map(load_file, parts))
 
-    def nemorl_update_weights(self, handle: WeightHandle) -> NotFetched | int:
+    def nemorl_update_weights(self, handles: Sequence[WeightHandle]) -> NotFetched | int:
         """Replace the model's weights in place, by vLLM's own steps of an update.
+
+        Args:
+            handles: The same weights, as the processes of each node of the engine can fetch them.
 
         Returns:
             Bytes of the tensors that came; or why the weights are as before, if the trainer is gone or does not answer
@@ -133,6 +146,7 @@ class WorkerExtension:
         Raises:
             BackendError: Names or shapes are not those of the model. The weights are then no longer usable.
         """
+        handle = handles[self.vllm_config.parallel_config.node_rank]
         # Of all transports this one alone cannot fail on the way, and may make tensors as it goes.
         try:
             buckets = CountedBuckets(handle.buckets() if handle.is_in_process else list(handle.buckets()))
@@ -152,6 +166,11 @@ class WorkerExtension:
                 self.weight_transfer_engine.finish_weight_update()
             raise
         self.finish_weight_update()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:

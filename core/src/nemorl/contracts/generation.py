@@ -29,6 +29,7 @@ GenerationCapability = Literal[
     "media",  # GenerationRequest.media: images or sounds in prompts, where the model sees or hears
     "prompt_logprobs",  # SamplingParams.prompt_logprobs
     "remarks",  # RemarkingBackend
+    "several_nodes",  # one engine over whole nodes (WorkerContext.further_nodes)
     "shared_weights",  # samples from the trainer's own tensors
     "sleep",  # SleepingBackend: leaves the device's memory and comes back
     "snapshots",  # several versions of the weights at a time
