@@ -49,7 +49,14 @@ class VLLMGeneration(RequestLoop):
                 fix="give a model with weights and policy.init: pretrained, or start from a training run",
             )
         self._speculates = options.speculative is not None
+        self._has_draft = options.speculative is not None and options.speculative.has_weights
         limits = VLLMLimits(policy, speculates=self._speculates)
+        self._recomputes = options.recompute_cache
+        if not self._recomputes and limits.shown.family is not None:
+            raise BackendError(
+                "what the engine has computed of images cannot be kept over an update of the tower",
+                fix="remove recompute_cache of generation.backend",
+            )
         self._one_process = options.devices_per_replica == 1
         self._sleep = sleep_of(worker.device, leaves_memory=worker.leaves_memory)
         self._away: set[MemoryPart] = set()
@@ -59,11 +66,17 @@ class VLLMGeneration(RequestLoop):
                 "vLLM holds several versions of adapters alone, and the weights of this engine are in the model",
                 fix="remove snapshots of generation.backend, or set generation.backend: hf",
             )
+        if lora is not None and self._has_draft:
+            raise BackendError(
+                "adapters beside the model have not been seen to work with a draft model",
+                fix="set rollouts.adapters: merged, or remove speculative of generation.backend",
+            )
         self._adapters = Adapters(lora, options.snapshots, limits.shown.family) if lora is not None else None
         """Where updates bring adapters alone. The model is then the stored one"""
         arguments: dict[str, Any] = {
             "max_model_len": limits.model.max_sequence_tokens,
-            "empty": weights is not None and lora is None,
+            # vLLM 0.32 would fill a draft model with noise where it leaves the policy empty.
+            "empty": weights is not None and lora is None and not self._has_draft,
             "further": limits.shown.engine_arguments,
             "lora": lora,
         }
@@ -126,7 +139,8 @@ class VLLMGeneration(RequestLoop):
 
     def sleep(self, level: Literal[1, 2]) -> None:
         """Give the memory back, between two steps. Refused while requests run."""
-        forgets = level == 2 and self._adapters is None  # no update would bring the model itself
+        # No update would bring the model itself, or the draft.
+        forgets = level == 2 and self._adapters is None and not self._has_draft
 
         def sleep() -> None:
             self._sleep.sleep(self._requests.engine, 2 if forgets else 1)
@@ -203,12 +217,15 @@ class VLLMGeneration(RequestLoop):
         return read
 
     def _begin_version(self, engine: Any, version: int) -> None:
-        # Keys and values of running sequences come from the old weights: computed again, they cost one prefill. Kept,
-        # they would also be found by later requests with the same prefix.
-        engine.reset_prefix_cache(reset_running_requests=True)
-        # So do features of images, which vLLM knows again by the image alone. Requests that ran wait now, and have
-        # theirs computed again.
-        engine.reset_encoder_cache()
+        if self._recomputes:
+            # Keys and values of running sequences come from the old weights: computed again, they cost one prefill.
+            # Kept, they would also be found by later requests with the same prefix.
+            engine.reset_prefix_cache(reset_running_requests=True)
+            # So do features of images, which vLLM knows again by the image alone. Requests that ran wait now, and have
+            # theirs computed again.
+            engine.reset_encoder_cache()
+        else:
+            self._requests.cache_salt = str(version)
         engine.set_weight_version(str(version))
         self._requests.unusable = None
 

@@ -1,7 +1,7 @@
 """An engine over several nodes: vLLM's own workers on each, of which one process on the node takes care.
 
 The process that schedules (rank 0) starts one on every further node, on places that the run has reserved for it
-(``WorkerContext.further_nodes``). vLLM's workers meet at an address of the first node. Weights that vLLM's workers cannot
+(``WorkerContext.further_nodes``). They meet at an address of the first node. Weights that vLLM's workers cannot
 fetch by themselves are fetched once on every node and lie there in memory that these map. The processes end with the
 first; when one of them or its workers is lost, so is the engine.
 """
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from nemorl_vllm.config import VLLMConfig
 
 SHARED_MEMORY = "shared_memory"
-CLOSING_S = 20.0
-"""Longest wait for the workers of a further node to end by themselves."""
+CLOSING_S = 10.0
+"""Longest wait for the workers of a further node to be ended."""
 PREPARING_S = 600.0
 """Longest wait for a node to import vLLM and read the model's config."""
 
@@ -81,7 +81,10 @@ class NodeWorkers:
         return self._republisher.handle(handle)
 
     def shutdown(self) -> None:
+        """End the workers. They have nothing to tidy up, and would wait for the first node's messages for a minute."""
         if self._executor is not None:
+            for worker in self._executor.workers:
+                worker.proc.kill()
             self._executor.shutdown()
         self._republisher.close()
 

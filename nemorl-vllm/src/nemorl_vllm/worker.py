@@ -57,6 +57,19 @@ class WorkerExtension:
     nemorl_observation: ExitStack
     """Removes what records."""
 
+    @property
+    def _draft(self) -> torch.nn.Module | None:
+        """The model that guesses, if weights do."""
+        found: torch.nn.Module | None = self.model_runner.get_draft_model()
+        return found
+
+    @property
+    def _models(self) -> list[torch.nn.Module]:
+        return [model for model in (self.model_runner.model, self._draft) if model is not None]
+
+    def _all_weights(self) -> Iterator[torch.Tensor]:
+        return itertools.chain.from_iterable(map(_weights, self._models))
+
     def nemorl_sleep(self, level: int) -> None:
         """Give back the memory of keys and values, and of the weights: 1 keeps a copy of these, 2 does not.
 
@@ -65,7 +78,7 @@ class WorkerExtension:
         model, parking = self.model_runner.model, self.nemorl_parking or Parking()
         self.nemorl_parking = parking
         parking.leave("cache", self.model_runner.kv_caches, forget=True)
-        parking.leave("weights", _weights(model), forget=level == 2)
+        parking.leave("weights", self._all_weights(), forget=level == 2)
         if level == 2:
             forget_packed(model)
 
@@ -77,8 +90,7 @@ class WorkerExtension:
 
     def nemorl_held_bytes(self) -> dict[str, int]:
         """Bytes of weights and of cache on this device."""
-        model = self.model_runner.model
-        weights = bytes_held(_weights(model)) + hidden_bytes(model)
+        weights = bytes_held(self._all_weights()) + sum(map(hidden_bytes, self._models))
         return {"weights": weights, "cache": bytes_held(self.model_runner.kv_caches)}
 
     def nemorl_observe(self) -> None:
@@ -116,9 +128,11 @@ class WorkerExtension:
         sampler = self.model_runner.sampler = TemperatureLogprobSampler(self.model_runner.sampler)
         speculative = self.vllm_config.speculative_config
         if speculative is not None:
-            from nemorl_vllm.speculation import DraftVerifier
+            from nemorl_vllm.speculation import DraftVerifier, draw_guesses
 
             self.model_runner.rejection_sampler = DraftVerifier(sampler, speculative, self.model_runner.device)
+            if self._draft is not None:
+                self.model_runner.drafter._sample_from_logits = draw_guesses
 
     def nemorl_take_draft_counts(self) -> tuple[int, int, int]:
         """Guesses checked, tokens guessed and tokens accepted since it was last asked."""

@@ -11,10 +11,12 @@ from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, in_process_handle
-from nemorl_testing.models import response_logprobs
+from nemorl_testing.models import load_reference, response_logprobs, tiny_model
 
 KV_CACHE_GIB = 0.1
 """Room for 200k tokens of the tiny model."""
+VOCABULARY = 89
+"""Of the tiny model."""
 
 
 def build_generator(
@@ -63,3 +65,33 @@ def changed(model: Any, seed: int) -> Any:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(noise * (0.1 if parameter.ndim > 1 else 0.05))
     return model
+
+
+def second_tokens(
+    group: Sequence[Completion], prompt: tuple[int, ...], temperature: float
+) -> tuple[torch.Tensor, torch.Tensor, float, int]:
+    """Second tokens of the tiny model's responses beside their probabilities.
+
+    Returns:
+        [V] the number expected of each token; [V] those that are expected five times or more; chi-squared over these
+        and the rest as one class; and its degrees of freedom.
+    """
+    second = torch.tensor([c.token_ids[1] for c in group if len(c.token_ids) == 2])
+    expected = _exact_second_token(prompt, temperature) * len(second)
+    counts = torch.bincount(second, minlength=VOCABULARY).float()
+    common = expected >= 5
+    observed = torch.cat([counts[common], counts[~common].sum()[None]])
+    wanted = torch.cat([expected[common], expected[~common].sum().clamp(min=1)[None]])
+    return expected, common, float(((observed - wanted) ** 2 / wanted).sum()), len(wanted) - 1
+
+
+@torch.no_grad()
+def _exact_second_token(prompt: tuple[int, ...], temperature: float) -> torch.Tensor:
+    """[V] probability of the second token of a response, over all first ones that do not end it."""
+    model = load_reference(tiny_model())
+    first = torch.softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1] / temperature, -1)
+    rows = torch.tensor([[*prompt, token] for token in range(VOCABULARY)])
+    second = torch.softmax(model(input_ids=rows).logits[:, -1] / temperature, -1)
+    first[model.generation_config.eos_token_id] = 0.0
+    found: torch.Tensor = first @ second
+    return found / found.sum()
