@@ -41,12 +41,13 @@ class SpeculativeConfig(Config):
         4
     """
 
-    method: Literal["ngram", "draft_model"] = "ngram"
+    method: Literal["ngram", "draft_model", "eagle3"] = "ngram"
     """``ngram``: what followed the last tokens where they stood before, in the prompt or the response. ``draft_model``:
-    what a smaller model of the same tokenizer draws. Updates of the policy do not reach it: as the policy moves away
-    from it, fewer of its guesses are accepted."""
+    what a smaller model of the same tokenizer draws. ``eagle3``: what a head draws that was trained to read the hidden
+    states of the policy (EAGLE-3, arXiv:2503.01840). Updates of the policy reach neither: as it moves away, fewer of
+    their guesses are accepted."""
     model: str | None = None
-    """``draft_model``: the smaller model, a folder or a name on the Hugging Face Hub."""
+    """The smaller model or the head, a folder or a name on the Hugging Face Hub."""
     num_speculative_tokens: int = Field(4, ge=1, le=32)
     """Tokens guessed at a time. Lower it when few are accepted (``train/draft_acceptance_rate``)."""
     prompt_lookup_min: int = Field(2, ge=1)
@@ -57,7 +58,7 @@ class SpeculativeConfig(Config):
     @property
     def has_weights(self) -> bool:
         """Guesses come from a model of their own."""
-        return self.method == "draft_model"
+        return self.method != "ngram"
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()

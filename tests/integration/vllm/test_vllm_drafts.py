@@ -11,7 +11,7 @@ from nemorl.metrics import values
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl_testing.models import load_reference, tiny_model
 from tiers import only
-from vllm_engines import changed, gaps, handle_of, second_tokens
+from vllm_engines import changed, gaps, handle_of, second_tokens, write_eagle_head
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -27,8 +27,8 @@ def draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def guessing(model: Path) -> dict[str, Any]:
-    return {"speculative": {"method": "draft_model", "model": str(model), "num_speculative_tokens": 3}}
+def guessing(model: Path, method: str = "draft_model") -> dict[str, Any]:
+    return {"speculative": {"method": method, "model": str(model), "num_speculative_tokens": 3}}
 
 
 def requests(count: int = 2, **sampling: Any) -> list[GenerationRequest]:
@@ -79,3 +79,26 @@ def test_a_policy_that_moves_away_from_its_draft_is_still_sampled_exactly(build:
     engine.update_weights(handle_of(model, 2), 2)
     assert max(gaps(model, asked, engine.generate(asked))) < TOLERANCE
     assert values(engine.take_metrics())["draft_guessed_tokens"] > 0
+
+
+def test_a_head_that_reads_the_policys_hidden_states_changes_no_logprob_over_updates(
+    build: Any, tmp_path: Path
+) -> None:
+    target = tiny_model(num_key_value_heads=2, num_hidden_layers=6)
+    model = load_reference(target)
+    engine = build(target, handle_of(model, 0), **guessing(write_eagle_head(tmp_path, target), "eagle3"))
+    asked = [found for kind in (0.0, 0.5, 1.0) for found in requests(6, temperature=kind)]
+    for version in range(3):
+        if version == 2:
+            engine.sleep(2)
+            engine.wake(["weights", "cache"])
+        if version:
+            changed(model, seed=version)
+            engine.update_weights(handle_of(model, version), version)
+        groups = engine.generate(asked)
+        assert max(gaps(model, asked, groups)) < TOLERANCE
+        found = values(engine.take_metrics())
+        assert found["draft_guessed_tokens"] > 100
+        assert 0.0 < found["draft_acceptance_rate"] < 0.5  # random weights are right now and then
+    ((alone,),) = engine.generate([GenerationRequest(PROMPT, asked[2].sampling, (4,))])
+    assert alone.token_ids == groups[2][4].token_ids

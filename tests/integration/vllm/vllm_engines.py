@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest
 from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_testing.models import load_reference, response_logprobs, tiny_model
+from safetensors.torch import save_file
 
 KV_CACHE_GIB = 0.1
 """Room for 200k tokens of the tiny model."""
@@ -65,6 +67,41 @@ def changed(model: Any, seed: int) -> Any:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.add_(noise * (0.1 if parameter.ndim > 1 else 0.05))
     return model
+
+
+def write_eagle_head(folder: Path, target: Path) -> Path:
+    """A head of EAGLE-3 with random weights, which reads the hidden states of a model folder's model."""
+    sizes = json.loads((target / "config.json").read_text())
+    width, inner, vocabulary = (sizes[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    heads, shared = sizes["num_attention_heads"], sizes["num_key_value_heads"]
+    kept = ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads", "num_key_value_heads",
+            "max_position_embeddings", "eos_token_id")  # fmt: skip
+    config = {name: sizes[name] for name in kept} | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": vocabulary,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    head_size = width // heads
+    shapes = {
+        "midlayer.self_attn.q_proj": (heads * head_size, 2 * width),  # of the embedding and the hidden state
+        "midlayer.self_attn.k_proj": (shared * head_size, 2 * width),
+        "midlayer.self_attn.v_proj": (shared * head_size, 2 * width),
+        "midlayer.self_attn.o_proj": (width, heads * head_size),
+        "midlayer.mlp.gate_proj": (inner, width),
+        "midlayer.mlp.up_proj": (inner, width),
+        "midlayer.mlp.down_proj": (width, inner),
+        "fc": (width, 3 * width),  # of hidden states at three depths
+        "lm_head": (vocabulary, width),
+    }
+    generator = torch.Generator().manual_seed(1)
+    weights = {f"{name}.weight": torch.randn(shape, generator=generator) * 0.15 for name, shape in shapes.items()}
+    norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
+    weights |= {f"{name}.weight": torch.ones(width) for name in norms}
+    save_file(weights, folder / "model.safetensors")
+    return folder
 
 
 def second_tokens(

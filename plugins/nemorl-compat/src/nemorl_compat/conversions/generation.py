@@ -106,14 +106,14 @@ def _experts(old: OldConfig, new: Pieces) -> None:
 
 
 def _speculation(old: OldConfig, new: Pieces) -> None:
-    """Tokens guessed by what stood before, or by a smaller model; heads that guess are judged as missing."""
+    """Tokens guessed by what stood before, by a smaller model or EAGLE's head; MTP heads are judged as missing."""
     path = "policy.generation.vllm_kwargs.speculative_config"
     method, count = old.get(f"{path}.method"), old.get(f"{path}.num_speculative_tokens")
-    if method not in ("ngram", "draft_model"):
+    if method not in ("ngram", "draft_model", "eagle3"):
         return
     new.put("generation.backend.speculative.method", method)
     new.put_given("generation.backend.speculative.num_speculative_tokens", count)
-    if method == "draft_model":
+    if method != "ngram":
         new.put_given("generation.backend.speculative.model", old.get(f"{path}.model"))
         return
     # vLLM takes either limit for both where only one is given, and 5 where none is.
