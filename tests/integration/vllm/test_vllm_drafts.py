@@ -84,7 +84,7 @@ def test_a_policy_that_moves_away_from_its_draft_is_still_sampled_exactly(build:
 def test_a_head_that_reads_the_policys_hidden_states_changes_no_logprob_over_updates(
     build: Any, tmp_path: Path
 ) -> None:
-    target = tiny_model(num_key_value_heads=2, num_hidden_layers=6)
+    target = tiny_model(num_key_value_heads=2, num_hidden_layers=8)  # of which the head reads the states at 2, 4 and 5
     model = load_reference(target)
     engine = build(target, handle_of(model, 0), **guessing(write_eagle_head(tmp_path, target), "eagle3"))
     asked = [found for kind in (0.0, 0.5, 1.0) for found in requests(6, temperature=kind)]
