@@ -68,7 +68,13 @@ class VLLMPlan:
         shares = [OWN_DEVICE] if apart else sorted({self.config.gpu_memory_utilization, *UTILIZATIONS})
         stages = self.config.pipeline_parallel_size
         layer = LayerSizes.of(engines.geometry, copies_key_values=True)
-        widths = [width for width in WIDTHS if per_node % (width * stages) == 0 and layer.divide(width)]
+        # A part of a node, or whole nodes with each layer on one of them.
+        fitting = [
+            width
+            for width in WIDTHS
+            if width <= per_node and 0 in (per_node % (width * stages), width * stages % per_node)
+        ]
+        widths = [width for width in fitting if layer.divide(width)]
         fixed = self._cache_gib(engines)
         caches = [self.config.kv_cache_gib, *(size for size in CACHES_GIB if fixed is not None and size < fixed)]
         for width, share, cache in product(widths, shares, caches):
