@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, Options
 from nemorl.config.models import MediaConfig
@@ -18,6 +18,7 @@ from nemorl_rl.serving.sampler_precision import LowerPrecision
 from pydantic import Field
 
 from nemorl_vllm.architectures import CAUSAL, USE_HF, obstacles
+from nemorl_vllm.kept_layers import KeptLayers
 from nemorl_vllm.speculative_config import SPECULATION_METRICS, SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ SET_ELSEWHERE = {
     "enable_expert_parallel": "set expert_parallel of the backend",
     "data_parallel_size": "set cluster.generation_workers: each worker is an engine",
     "distributed_executor_backend": "it follows from the parallel sizes",
+    "nnodes": "it follows from the parallel sizes and cluster.gpus_per_node",
+    "node_rank": "it follows from where the run places the engine",
+    "master_addr": "it follows from where the run places the engine",
+    "master_port": "it follows from where the run places the engine",
     "gpu_memory_utilization": "set gpu_memory_utilization of the backend",
     "kv_cache_memory_bytes": "set kv_cache_gib of the backend",
     "enforce_eager": "set enforce_eager of the backend",
@@ -90,6 +95,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
             "in_flight_updates",
             "media",
             "prompt_logprobs",
+            "several_nodes",
             "sleep",
             "submit",
             "weight_pieces",
@@ -117,13 +123,20 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     """Most samples decoded at once; the rest wait."""
     prefix_caching: Annotated[bool, RESUMABLE] = True
     """Compute the prompt of a group, and the earlier turns of a conversation, once."""
-    precision: Annotated[Literal["fp8"] | None, RESUMABLE] = None
+    precision: Annotated[Literal["fp8", "mxfp8"] | None, RESUMABLE] = None
     """``fp8``: linear layers and experts multiply in 8 bits, weights scaled by blocks of 128 x 128 and activations as
-    they come (GPUs of compute capability 8.9 and newer); each update of the weights is rounded anew. Embeddings,
-    norms, output head and keys and values keep the policy's precision. Unset: all of it is the policy's."""
+    they come (GPUs of compute capability 8.9 and newer); each update of the weights is rounded anew. ``mxfp8``: the
+    same with a scale that is a power of two per 32 features (10.0 and newer). Embeddings, norms, output head and keys
+    and values keep the policy's precision. Unset: all of it is the policy's."""
+    kept_layers: Annotated[KeptLayers | None, RESUMABLE] = None
+    """Layers that keep the policy's precision all the same, e.g. ``{first: 1, last: 1}``."""
     speculative: Annotated[SpeculativeConfig | None, RESUMABLE] = None
     """Guess tokens ahead. Fast where responses repeat the prompt or themselves; with many samples at once, when the
     device is busy anyway, it costs more than it saves. Unset: token by token."""
+    recompute_cache: Annotated[bool, RESUMABLE] = True
+    """Compute keys and values of running sequences anew after an update, so that every log-prob is that of the weights
+    that drew the token. False: they are kept, and log-probs of sequences that an update met are those of no single
+    version; later requests never see them."""
     snapshots: Annotated[int, RESUMABLE] = Field(1, ge=1, le=100)
     """Most versions of the weights held at once: the newest, and those before it for requests that name one
     (``GenerationRequest.version``). Above 1 only where adapters travel apart from the model (``rollouts.adapters``):
@@ -152,6 +165,10 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
             message = "guesses are checked on the last pipeline stage, and have not been seen to work with several"
             yield ConfigIssue("speculative", message, "set pipeline_parallel_size: 1, or remove speculative")
 
+        if self.kept_layers is not None and self.precision is None:
+            message = "all layers keep the policy's precision where precision is unset"
+            yield ConfigIssue("kept_layers", message, "remove it, or set precision: fp8")
+
     def policy_problems(self, policy: PolicyConfig, *, device: str, is_attached: bool) -> Iterator[ConfigIssue]:
         yield from super().policy_problems(policy, device=device, is_attached=is_attached)
         yield from self._precision_problems(policy, device)
@@ -160,11 +177,27 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
         if device == "cpu" and self.expert_parallel:
             yield ConfigIssue("generation.backend.expert_parallel", EXPERTS_APART, "leave it out: experts are divided")
         stored = stored_config(policy.model_name) or {}
+        if self.speculative is not None and self.speculative.has_weights:
+            yield from self._draft_problems(policy, stored)
         for reason, fix in obstacles(stored, device):
             yield ConfigIssue("generation.backend", reason, fix)
         kind = str(stored.get("model_type"))
         if kind in CAUSAL and policy.media != MediaConfig():
             yield ConfigIssue("generation.backend", f"{kind}: {CAUSAL[kind]}", USE_HF)
+
+    def _draft_problems(self, policy: PolicyConfig, stored: Mapping[str, Any]) -> Iterator[ConfigIssue]:
+        """A draft model that speaks of other tokens than the policy, where both configs can be read."""
+        if policy.init == "random":
+            message = "a model that guesses for a policy of random weights is never right"
+            yield ConfigIssue("generation.backend.speculative", message, "remove it, or set policy.init: pretrained")
+        draft = self.speculative.model if self.speculative is not None else None
+        mine, its = vocabulary_of(stored), vocabulary_of((draft and stored_config(draft)) or {})
+        if mine and its and mine != its:
+            yield ConfigIssue(
+                "generation.backend.speculative.model",
+                f"{draft!r} has {its} tokens in its vocabulary, and the policy {mine}",
+                "give a smaller model of the same tokenizer and padding",
+            )
 
     def _precision_problems(self, policy: PolicyConfig, device: str) -> Iterator[ConfigIssue]:
         if self.precision is None:
@@ -193,6 +226,16 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
         from nemorl_vllm.describing import VLLMPlan
 
         return VLLMPlan(self)
+
+
+def vocabulary_of(stored: Mapping[str, Any]) -> int | None:
+    """Tokens of the model with this ``config.json``, if it says.
+
+    >>> vocabulary_of({"text_config": {"vocab_size": 8}})
+    8
+    """
+    inner = stored.get("text_config")
+    return stored.get("vocab_size") or (inner.get("vocab_size") if isinstance(inner, Mapping) else None)
 
 
 def adapter_room(rank: int) -> int | None:

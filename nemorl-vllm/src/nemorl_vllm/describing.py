@@ -24,6 +24,8 @@ CACHES_GIB = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Sizes of a cache that is given in GiB."""
 FP8_BLOCK = 128
 """Side of the blocks of a weight that share a scale."""
+MXFP8_GROUP = 32
+"""Features that share a scale."""
 WIDTHS = (1, 2, 4, 8)
 
 
@@ -39,8 +41,8 @@ class VLLMPlan:
 
     @property
     def layer_element(self) -> float | None:
-        """One byte in fp8, and a float32 scale for each block."""
-        return 1 + 4 / FP8_BLOCK**2 if self.config.lower_precision == "fp8" else None
+        """One byte and its share of a scale: a float32 for each block, or a byte for 32 features."""
+        return {"fp8": 1 + 4 / FP8_BLOCK**2, "mxfp8": 1 + 1 / MXFP8_GROUP}.get(self.config.lower_precision or "")
 
     @property
     def max_rows(self) -> int:
@@ -66,7 +68,13 @@ class VLLMPlan:
         shares = [OWN_DEVICE] if apart else sorted({self.config.gpu_memory_utilization, *UTILIZATIONS})
         stages = self.config.pipeline_parallel_size
         layer = LayerSizes.of(engines.geometry, copies_key_values=True)
-        widths = [width for width in WIDTHS if per_node % (width * stages) == 0 and layer.divide(width)]
+        # A part of a node, or whole nodes with each layer on one of them.
+        fitting = [
+            width
+            for width in WIDTHS
+            if width <= per_node and 0 in (per_node % (width * stages), width * stages % per_node)
+        ]
+        widths = [width for width in fitting if layer.divide(width)]
         fixed = self._cache_gib(engines)
         caches = [self.config.kv_cache_gib, *(size for size in CACHES_GIB if fixed is not None and size < fixed)]
         for width, share, cache in product(widths, shares, caches):

@@ -17,21 +17,23 @@ from nemorl_vllm.adapters import engine_arguments
 from nemorl_vllm.architectures import LATENT_ATTENTION, USE_HF
 from nemorl_vllm.config import CPU_KV_CACHE_GIB
 from nemorl_vllm.environment import import_vllm, kernels_replaced_once, process_state_kept, undecorated_transformers
+from nemorl_vllm.kept_layers import rounding
 
 if TYPE_CHECKING:
     from nemorl.config.models import LoraConfig, PolicyConfig
     from nemorl.resources.worker import WorkerContext
 
     from nemorl_vllm.config import VLLMConfig
+    from nemorl_vllm.speculative_config import SpeculativeConfig
 
 GIB = 1024**3
 CPU_BATCH_TOKENS = 2048
 """Most tokens of one step there, longer prompts apart."""
 
-QUANTIZATION = {None: None, "fp8": "fp8_per_block"}
+QUANTIZATION = {None: None, "fp8": "fp8_per_block", "mxfp8": "mxfp8"}
 """vLLM's name of what rounds weights as they are loaded, by ``VLLMConfig.precision``."""
-FP8_CAPABILITY = (8, 9)
-"""Of the first GPUs that multiply in FP8 (Ada, then Hopper)."""
+FP8_CAPABILITIES = {"fp8": (8, 9), "mxfp8": (10, 0)}
+"""Of the first GPUs that multiply so (Ada and Hopper; Blackwell)."""
 
 WEIGHT_TRANSFER = "nemorl"
 """Our engine of vLLM's weight-transfer interface (``transfer``), which the worker extension registers."""
@@ -64,7 +66,7 @@ def build_engine(
     import_vllm()
     _check_device(worker.device)
     if options.precision is not None and worker.device.startswith("cuda"):
-        _check_fp8(worker.device)
+        _check_fp8(worker.device, options.precision)
     with process_state_kept(worker.device), _few_collections():
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor import Executor
@@ -75,8 +77,7 @@ def build_engine(
         config = arguments.create_engine_config()
         if worker.device == "cpu" and config.model_config.use_mla:
             raise BackendError(f"model {policy.model_name!r}: {LATENT_ATTENTION}", fix=USE_HF)
-        if worker.device.startswith("cuda:"):
-            config.device_config.device = torch.device(worker.device)
+        set_device(config, worker.device)
         if worker.device == "cpu" and config.model_config.is_moe and lora is not None:
             raise BackendError(
                 "vLLM 0.32 on the CPU applies no adapters to mixtures of experts: its code for them is Triton's",
@@ -93,7 +94,15 @@ def build_engine(
             )
         engine.collective_rpc("nemorl_install_sampler")
         engine.collective_rpc("nemorl_make_pipeline_buffers")
+        if config.parallel_config.nnodes > 1:
+            engine.collective_rpc("nemorl_end_with_parent")
     return engine
+
+
+def set_device(config: Any, device: str) -> None:
+    """Have an engine's ``vllm.config.VllmConfig`` name the GPU of this process."""
+    if device.startswith("cuda:"):
+        config.device_config.device = torch.device(device)
 
 
 @contextmanager
@@ -135,13 +144,13 @@ def engine_args(
         further |= {"enable_chunked_prefill": False, "max_num_batched_tokens": max(CPU_BATCH_TOKENS, max_model_len)}
     if lora is not None:
         further |= engine_arguments(lora, options.adapter_slots)
+    further |= rounding(QUANTIZATION[options.precision], options.kept_layers, policy)
     return EngineArgs(
         model=policy.model_name,
         tokenizer=policy.tokenizer.name,
         hf_overrides=partial(_overridden, policy) if policy.hf_config_overrides else {},
         dtype=policy.precision,
-        quantization=QUANTIZATION[options.precision],
-        speculative_config=None if options.speculative is None else options.speculative.model_dump(),
+        speculative_config=None if options.speculative is None else _speculation(options.speculative),
         seed=worker.seed % 2**32,
         max_model_len=max_model_len,
         load_format="dummy" if empty else "auto",
@@ -162,6 +171,16 @@ def engine_args(
         use_tqdm_on_load=False,
         **{**further, **options.engine_args},
     )
+
+
+def _speculation(options: SpeculativeConfig) -> dict[str, Any]:
+    """vLLM's settings of what guesses."""
+    if not options.has_weights:
+        return options.model_dump(exclude={"model"})
+    return {
+        **options.model_dump(include={"method", "model", "num_speculative_tokens"}),
+        "draft_sample_method": "probabilistic",  # the likeliest token alone is a poor guess at temperature 1
+    }
 
 
 def _overridden(policy: PolicyConfig, _stored: Any) -> Any:
@@ -220,12 +239,12 @@ def _ensure_expert_group() -> None:
         )
 
 
-def _check_fp8(device: str) -> None:
-    capability = torch.cuda.get_device_capability(device)
-    if capability < FP8_CAPABILITY:
+def _check_fp8(device: str, precision: str) -> None:
+    capability, first = torch.cuda.get_device_capability(device), FP8_CAPABILITIES[precision]
+    if capability < first:
         raise BackendError(
-            f"{torch.cuda.get_device_name(device)} has no FP8 units (compute capability "
-            f"{capability[0]}.{capability[1]}, FP8 begins at {FP8_CAPABILITY[0]}.{FP8_CAPABILITY[1]})",
+            f"{torch.cuda.get_device_name(device)} does not multiply in {precision} (compute capability "
+            f"{capability[0]}.{capability[1]}, it begins at {first[0]}.{first[1]})",
             fix="remove generation.backend.precision, or use newer GPUs",
         )
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nemorl.errors import BackendError, boundary
 from nemorl.metrics import Mean, Metric, Sum
-from nemorl.plugins import registry
 from nemorl.types import Completion, GenerationRequest
-from nemorl.weights import WeightHandle, transport
+from nemorl.weights import WeightHandle
 from nemorl_rl.serving.snapshots import version_error
 from nemorl_tensors.engines.parking import forgotten_error
 from nemorl_tensors.engines.requests import RequestLoop
@@ -24,6 +23,7 @@ from nemorl_vllm.adapters import Adapters
 from nemorl_vllm.conversion import VLLMLimits
 from nemorl_vllm.engine import begin_observation, build_engine
 from nemorl_vllm.llm_requests import ONE_ENGINE_AT_A_TIME, LLMRequests
+from nemorl_vllm.nodes import FurtherNodes
 from nemorl_vllm.sleeping import TAGS, sleep_of
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from nemorl_vllm.config import VLLMConfig
 
 T = TypeVar("T")
-
-SHARED_MEMORY = "shared_memory"
 
 
 class VLLMGeneration(RequestLoop):
@@ -51,9 +49,15 @@ class VLLMGeneration(RequestLoop):
                 fix="give a model with weights and policy.init: pretrained, or start from a training run",
             )
         self._speculates = options.speculative is not None
+        self._has_draft = options.speculative is not None and options.speculative.has_weights
         limits = VLLMLimits(policy, speculates=self._speculates)
+        self._recomputes = options.recompute_cache
+        if not self._recomputes and limits.shown.family is not None:
+            raise BackendError(
+                "what the engine has computed of images cannot be kept over an update of the tower",
+                fix="remove recompute_cache of generation.backend",
+            )
         self._one_process = options.devices_per_replica == 1
-        self._republisher = transport(SHARED_MEMORY)
         self._sleep = sleep_of(worker.device, leaves_memory=worker.leaves_memory)
         self._away: set[MemoryPart] = set()
         lora = policy.lora if weights is not None and weights.form == "adapters" else None
@@ -62,20 +66,29 @@ class VLLMGeneration(RequestLoop):
                 "vLLM holds several versions of adapters alone, and the weights of this engine are in the model",
                 fix="remove snapshots of generation.backend, or set generation.backend: hf",
             )
+        if lora is not None and self._has_draft:
+            raise BackendError(
+                "adapters beside the model have not been seen to work with a draft model",
+                fix="set rollouts.adapters: merged, or remove speculative of generation.backend",
+            )
         self._adapters = Adapters(lora, options.snapshots, limits.shown.family) if lora is not None else None
         """Where updates bring adapters alone. The model is then the stored one"""
-        build = partial(
-            build_engine,
-            policy,
-            worker,
-            options,
-            max_model_len=limits.model.max_sequence_tokens,
-            empty=weights is not None and lora is None,
-            further=limits.shown.engine_arguments,
-            lora=lora,
-        )
+        arguments: dict[str, Any] = {
+            "max_model_len": limits.model.max_sequence_tokens,
+            # vLLM 0.32 would fill a draft model with noise where it leaves the policy empty.
+            "empty": weights is not None and lora is None and not self._has_draft,
+            "further": limits.shown.engine_arguments,
+            "lora": lora,
+        }
+        self._nodes = FurtherNodes(policy, worker, options, arguments)
+        arguments["further"] = {**limits.shown.engine_arguments, **self._nodes.arguments}
+        build = partial(build_engine, policy, worker, options, **arguments)
         self._requests = requests = LLMRequests(limits, self._adapters)
-        super().__init__(lambda: requests.start(build), limits.check, "nemorl-vllm", ONE_ENGINE_AT_A_TIME)
+        try:
+            super().__init__(lambda: requests.start(build), limits.check, "nemorl-vllm", ONE_ENGINE_AT_A_TIME)
+        except BaseException:
+            self._nodes.close()
+            raise
         if weights is None:
             self._call(lambda engine: engine.set_weight_version("0"))
             return
@@ -121,13 +134,13 @@ class VLLMGeneration(RequestLoop):
                 read = self._adapters.write(handle)
                 self._call(lambda engine: self._exchange_adapters(engine, version))
                 return read
-            if not self._one_process:
-                handle = self._for_all_processes(handle, version)
-            return self._call(lambda engine: self._exchange(engine, handle, version))
+            handles = (handle,) if self._one_process else self._nodes.handles(handle)
+            return self._call(lambda engine: self._exchange(engine, handles, version))
 
     def sleep(self, level: Literal[1, 2]) -> None:
         """Give the memory back, between two steps. Refused while requests run."""
-        forgets = level == 2 and self._adapters is None  # no update would bring the model itself
+        # No update would bring the model itself, or the draft.
+        forgets = level == 2 and self._adapters is None and not self._has_draft
 
         def sleep() -> None:
             self._sleep.sleep(self._requests.engine, 2 if forgets else 1)
@@ -159,7 +172,7 @@ class VLLMGeneration(RequestLoop):
     def shutdown(self) -> None:
         """Take the engine down. Calling it twice is harmless."""
         super().shutdown()
-        self._republisher.close()
+        self._nodes.close()
         if self._adapters is not None:
             self._adapters.close()
 
@@ -175,12 +188,6 @@ class VLLMGeneration(RequestLoop):
             else None
         )
 
-    def _for_all_processes(self, handle: WeightHandle, version: int) -> WeightHandle:
-        """Weights that every process which holds a part of the model can fetch by itself."""
-        if registry().load("weight_transports", handle.transport).reaches_subprocesses:
-            return handle
-        return WeightHandle(SHARED_MEMORY, version, self._republisher.publish(handle.buckets))
-
     def _exchange_adapters(self, engine: Any, version: int) -> None:
         """Runs on the engine's thread."""
         assert self._adapters is not None
@@ -193,10 +200,10 @@ class VLLMGeneration(RequestLoop):
             self._requests.fail_version(dropped, version_error(dropped, self._adapters.versions))
         self._begin_version(engine, version)
 
-    def _exchange(self, engine: Any, handle: WeightHandle, version: int) -> int:
+    def _exchange(self, engine: Any, handles: Sequence[WeightHandle], version: int) -> int:
         """Runs on the engine's thread."""
         try:
-            outcomes = engine.collective_rpc("nemorl_update_weights", args=(handle,))
+            outcomes = engine.collective_rpc("nemorl_update_weights", args=(handles,))
         except Exception:
             self._give_up_weights(version)
             raise
@@ -210,12 +217,15 @@ class VLLMGeneration(RequestLoop):
         return read
 
     def _begin_version(self, engine: Any, version: int) -> None:
-        # Keys and values of running sequences come from the old weights: computed again, they cost one prefill. Kept,
-        # they would also be found by later requests with the same prefix.
-        engine.reset_prefix_cache(reset_running_requests=True)
-        # So do features of images, which vLLM knows again by the image alone. Requests that ran wait now, and have
-        # theirs computed again.
-        engine.reset_encoder_cache()
+        if self._recomputes:
+            # Keys and values of running sequences come from the old weights: computed again, they cost one prefill.
+            # Kept, they would also be found by later requests with the same prefix.
+            engine.reset_prefix_cache(reset_running_requests=True)
+            # So do features of images, which vLLM knows again by the image alone. Requests that ran wait now, and have
+            # theirs computed again.
+            engine.reset_encoder_cache()
+        else:
+            self._requests.cache_salt = str(version)
         engine.set_weight_version(str(version))
         self._requests.unusable = None
 

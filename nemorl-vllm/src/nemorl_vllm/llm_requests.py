@@ -39,6 +39,8 @@ class LLMRequests:
         """Why the weights are unusable: an update failed half way, or they were forgotten and none have come since."""
         self.asleep: BackendError | None = None
         """The error that names the parts away, while the engine sleeps."""
+        self.cache_salt: str | None = None
+        """Of requests from now on: cached prefixes of other ones are not theirs"""
         self._limits, self._adapters = limits, adapters
         self._samples: dict[int, dict[str, Any]] = {}
         """vLLM's names of a request's samples, and their outputs once these have ended, with when they were made."""
@@ -80,7 +82,7 @@ class LLMRequests:
         self._samples[number], self._asked_s[number] = {}, time.monotonic()
         with boundary("vLLM"):
             words = self._limits.shown.words(request)
-            prompt = prompt_of(self.engine, words, items)
+            prompt = prompt_of(self.engine, words, items, self.cache_salt)
             self._prompts[number] = request.token_ids, words
             for place, seed in enumerate(request.seeds):
                 name = f"{number}.{place}"

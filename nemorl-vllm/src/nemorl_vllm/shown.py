@@ -89,14 +89,15 @@ class Shown:
         return self.process(request) if items is None else items
 
 
-def prompt_of(engine: Any, prompt: Sequence[int], items: Sequence[Placed]) -> Any:
+def prompt_of(engine: Any, prompt: Sequence[int], items: Sequence[Placed], salt: str | None = None) -> Any:
     """What ``LLMEngine.add_request`` takes.
 
     Args:
         engine: The ``LLMEngine``.
         prompt: In the vocabulary of the model.
         items: In it.
+        salt: Cached prefixes are shared with requests of the same one alone. Of prompts without items.
     """
     from vllm.inputs import tokens_input
 
-    return engine_input(engine, prompt, items) if items else tokens_input(list(prompt))
+    return engine_input(engine, prompt, items) if items else tokens_input(list(prompt), cache_salt=salt)

@@ -20,6 +20,9 @@ from vllm.v1.sample.rejection_sampler import PLACEHOLDER_TOKEN_ID, RejectionSamp
 
 from nemorl_vllm.sampler import TemperatureLogprobSampler
 
+SMALLEST_TEMPERATURE = 1e-5
+"""vLLM takes those below for greedy."""
+
 
 def expand_to_tokens(
     x_B: Tensor, ends_B: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0
@@ -36,6 +39,30 @@ def expand_to_tokens(
     counts_B = torch.diff(ends_B, prepend=ends_B.new_zeros(1))
     values_B = torch.where(x_B == replace_from, torch.as_tensor(replace_to, dtype=x_B.dtype), x_B)
     return values_B.repeat_interleave(counts_B, output_size=num_tokens)
+
+
+def draw_guesses(logits_BV: Tensor, metadata: Any) -> tuple[Tensor, Tensor | None]:
+    """[B] a guess of a draft model for each request and the [B, V] distribution that it was drawn from, which the check
+    needs; ``None`` where all requests are greedy.
+
+    In place of vLLM's own (0.32), which draws from the generator of the process: here each request draws from its own,
+    so that its seed gives the same tokens alone and among others.
+
+    Args:
+        logits_BV: Of the draft model.
+        metadata: vLLM's ``SamplingMetadata``, with a generator for each request.
+    """
+    likeliest_B = logits_BV.argmax(dim=-1)
+    if metadata.all_greedy:
+        return likeliest_B, None
+    is_drawn_B = metadata.temperature >= SMALLEST_TEMPERATURE
+    probs_BV = torch.softmax(logits_BV.float() / torch.where(is_drawn_B, metadata.temperature, 1.0)[:, None], dim=-1)
+    noise_BV = torch.ones_like(probs_BV)
+    for row, generator in metadata.generators.items():
+        noise_BV[row].exponential_(generator=generator)
+    # The largest p / e with e exponential is token v with probability p_v.
+    drawn_B = (probs_BV / noise_BV.clamp(min=torch.finfo(torch.float32).tiny)).argmax(dim=-1)
+    return torch.where(is_drawn_B, drawn_B, likeliest_B), probs_BV
 
 
 class DraftVerifier(RejectionSampler):

@@ -41,9 +41,13 @@ class SpeculativeConfig(Config):
         4
     """
 
-    method: Literal["ngram"] = "ngram"
-    """``ngram``: what followed the last tokens where they stood before, in the prompt or the response. Methods that
-    guess with weights of their own are not offered: no update of the trainer reaches these."""
+    method: Literal["ngram", "draft_model", "eagle3"] = "ngram"
+    """``ngram``: what followed the last tokens where they stood before, in the prompt or the response. ``draft_model``:
+    what a smaller model of the same tokenizer draws. ``eagle3``: what a head draws that was trained to read the hidden
+    states of the policy (EAGLE-3, arXiv:2503.01840). Updates of the policy reach neither: as it moves away, fewer of
+    their guesses are accepted."""
+    model: str | None = None
+    """The smaller model or the head, a folder or a name on the Hugging Face Hub."""
     num_speculative_tokens: int = Field(4, ge=1, le=32)
     """Tokens guessed at a time. Lower it when few are accepted (``train/draft_acceptance_rate``)."""
     prompt_lookup_min: int = Field(2, ge=1)
@@ -51,7 +55,19 @@ class SpeculativeConfig(Config):
     prompt_lookup_max: int = Field(4, ge=1)
     """Most last tokens that are looked for; the longest match wins."""
 
+    @property
+    def has_weights(self) -> bool:
+        """Guesses come from a model of their own."""
+        return self.method != "ngram"
+
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
+        if self.has_weights and self.model is None:
+            yield ConfigIssue("model", f"method {self.method!r} guesses with a model", "give its folder or its name")
+        if self.has_weights and {"prompt_lookup_min", "prompt_lookup_max"} & self.model_fields_set:
+            message = f"method {self.method!r} does not look at what stood before"
+            yield ConfigIssue("prompt_lookup_max", message, "remove prompt_lookup_min and prompt_lookup_max")
+        if self.model is not None and not self.has_weights:
+            yield ConfigIssue("model", f"method {self.method!r} guesses without a model", "set method: draft_model")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             yield ConfigIssue("prompt_lookup_min", "is above prompt_lookup_max", "swap them")

@@ -6,9 +6,12 @@ vLLM mixes :class:`WorkerExtension` into its worker class; ``collective_rpc`` ca
 from __future__ import annotations
 
 import itertools
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +57,19 @@ class WorkerExtension:
     nemorl_observation: ExitStack
     """Removes what records."""
 
+    @property
+    def _draft(self) -> torch.nn.Module | None:
+        """The model that guesses, if weights do."""
+        found: torch.nn.Module | None = self.model_runner.get_draft_model()
+        return found
+
+    @property
+    def _models(self) -> list[torch.nn.Module]:
+        return [model for model in (self.model_runner.model, self._draft) if model is not None]
+
+    def _all_weights(self) -> Iterator[torch.Tensor]:
+        return itertools.chain.from_iterable(map(_weights, self._models))
+
     def nemorl_sleep(self, level: int) -> None:
         """Give back the memory of keys and values, and of the weights: 1 keeps a copy of these, 2 does not.
 
@@ -62,7 +78,7 @@ class WorkerExtension:
         model, parking = self.model_runner.model, self.nemorl_parking or Parking()
         self.nemorl_parking = parking
         parking.leave("cache", self.model_runner.kv_caches, forget=True)
-        parking.leave("weights", _weights(model), forget=level == 2)
+        parking.leave("weights", self._all_weights(), forget=level == 2)
         if level == 2:
             forget_packed(model)
 
@@ -74,8 +90,7 @@ class WorkerExtension:
 
     def nemorl_held_bytes(self) -> dict[str, int]:
         """Bytes of weights and of cache on this device."""
-        model = self.model_runner.model
-        weights = bytes_held(_weights(model)) + hidden_bytes(model)
+        weights = bytes_held(self._all_weights()) + sum(map(hidden_bytes, self._models))
         return {"weights": weights, "cache": bytes_held(self.model_runner.kv_caches)}
 
     def nemorl_observe(self) -> None:
@@ -99,6 +114,13 @@ class WorkerExtension:
                 batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
             )
 
+    def nemorl_end_with_parent(self) -> None:
+        """End with the process that takes care of this node. vLLM's own worker of several nodes goes on waiting for the
+        first one's messages."""
+        parent = parent_process()
+        if parent is not None:
+            threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+
     def nemorl_install_sampler(self) -> None:
         """Report log-probs as nemorl defines them."""
         from nemorl_vllm.sampler import TemperatureLogprobSampler
@@ -106,9 +128,11 @@ class WorkerExtension:
         sampler = self.model_runner.sampler = TemperatureLogprobSampler(self.model_runner.sampler)
         speculative = self.vllm_config.speculative_config
         if speculative is not None:
-            from nemorl_vllm.speculation import DraftVerifier
+            from nemorl_vllm.speculation import DraftVerifier, draw_guesses
 
             self.model_runner.rejection_sampler = DraftVerifier(sampler, speculative, self.model_runner.device)
+            if self._draft is not None:
+                self.model_runner.drafter._sample_from_logits = draw_guesses
 
     def nemorl_take_draft_counts(self) -> tuple[int, int, int]:
         """Guesses checked, tokens guessed and tokens accepted since it was last asked."""
@@ -123,8 +147,11 @@ class WorkerExtension:
             raise FileNotFoundError(f"no *.safetensors in {folder}")
         self._replace_weights(map(load_file, parts))
 
-    def nemorl_update_weights(self, handle: WeightHandle) -> NotFetched | int:
+    def nemorl_update_weights(self, handles: Sequence[WeightHandle]) -> NotFetched | int:
         """Replace the model's weights in place, by vLLM's own steps of an update.
+
+        Args:
+            handles: The same weights, as the processes of each node of the engine can fetch them.
 
         Returns:
             Bytes of the tensors that came; or why the weights are as before, if the trainer is gone or does not answer
@@ -133,6 +160,7 @@ class WorkerExtension:
         Raises:
             BackendError: Names or shapes are not those of the model. The weights are then no longer usable.
         """
+        handle = handles[self.vllm_config.parallel_config.node_rank]
         # Of all transports this one alone cannot fail on the way, and may make tensors as it goes.
         try:
             buckets = CountedBuckets(handle.buckets() if handle.is_in_process else list(handle.buckets()))
@@ -152,6 +180,11 @@ class WorkerExtension:
                 self.weight_transfer_engine.finish_weight_update()
             raise
         self.finish_weight_update()
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os._exit(1)
 
 
 def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:

@@ -58,6 +58,37 @@ def test_the_engine_knows_what_precision_asks_for() -> None:
     assert found.moe == found.linear
 
 
+def test_the_engine_knows_mxfp8_too() -> None:
+    from nemorl_vllm.engine import QUANTIZATION
+    from vllm.config.quantization import resolve_quantization_config
+
+    found = resolve_quantization_config(QUANTIZATION["mxfp8"], {"ignore": ["*.layers.0.*"]})
+    assert found is not None
+    assert found.linear.weight.scale.group_shape == (1, 32)
+    assert found.moe == found.linear
+    assert found.ignore == ["*.layers.0.*"]
+
+
+@pytest.mark.usefixtures("by_channel")
+def test_layers_that_are_kept_stay_as_they_come_over_an_update(build: Any) -> None:
+    folder = tiny_model(**SIZES, num_hidden_layers=3)
+    kept = {"first": 1, "names": ["down_proj"]}
+    engine = build(folder, policy=BFLOAT16, precision="fp8", kept_layers=kept)
+    model = changed(load_reference(folder), seed=1)
+    engine.update_weights(handle_of(model, 1), 1)
+
+    def types(worker: Any) -> dict[str, torch.dtype]:
+        layers = worker.model_runner.model.named_modules()
+        return {
+            name: layer.weight.dtype for name, layer in layers if name.endswith(("qkv_proj", "o_proj", "down_proj"))
+        }
+
+    (found,) = engine._call(lambda inner: inner.collective_rpc(types))
+    rounded = {name for name, dtype in found.items() if dtype == torch.float8_e4m3fn}
+    assert rounded == {f"model.layers.{block}.self_attn.{name}" for block in (1, 2) for name in ("qkv_proj", "o_proj")}
+    assert 1e-4 < mean(gaps(model, REQUESTS, engine.generate(REQUESTS))) < 0.5
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("by_channel")
 def test_every_update_is_rounded_anew(build: Any) -> None:

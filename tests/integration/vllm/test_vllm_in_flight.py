@@ -65,6 +65,31 @@ def test_a_later_request_does_not_see_the_old_weights_of_a_running_one(build: An
     assert max(gaps(new, late, groups)) < TOLERANCE
 
 
+def test_a_kept_cache_serves_the_sequences_it_was_made_for_and_no_others(build: Any) -> None:
+    old, new = load_reference(tiny_model()), changed(load_reference(tiny_model()), seed=1)
+    engine = build(tiny_model(), handle_of(old, 1), policy=LIMITS, recompute_cache=False)
+    prompt = tuple(range(8, 88)) * 2  # longer than a block of the prefix cache
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(engine.generate, [GenerationRequest(prompt, LONG, tuple(range(16)))])
+        engine.generate([GenerationRequest(prompt, SamplingParams(max_new_tokens=4))])
+        engine.update_weights(handle_of(new, 2), 2)
+        late = [GenerationRequest(prompt, SamplingParams(max_new_tokens=16), (99,))]
+        groups = engine.generate(late)
+        (completions,) = running.result()
+    assert max(gaps(new, late, groups)) < TOLERANCE  # of the same prompt, whose old keys and values are still there
+    spanning = [c for c in completions if c.weight_versions == (1, 2)]
+    assert spanning, "no completion was still running when the update came"
+    for completion in spanning:
+        of_old, of_new = (response_logprobs(model, prompt, completion.token_ids) for model in (old, new))
+        wrong_old, wrong_new = (
+            [abs(a - b) > TOLERANCE for a, b in zip(completion.logprobs, found, strict=True)]
+            for found in (of_old, of_new)
+        )
+        begin = wrong_old.index(True)
+        assert begin > 0
+        assert sum(wrong_new[begin:]) > len(wrong_new[begin:]) / 2  # the new weights over the old ones' keys and values
+
+
 @pytest.mark.full
 def test_a_failed_update_ends_what_is_in_progress(build: Any, raises: Raises) -> None:
     engine = build(tiny_model(), policy=LIMITS)

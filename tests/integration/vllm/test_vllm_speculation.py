@@ -16,13 +16,12 @@ from nemorl_grpo.config import GRPOConfig
 from nemorl_testing.models import greedy_continuation, load_reference, tiny_model
 from recorded_messages import Raises
 from tiers import only
-from vllm_engines import changed, gaps, handle_of
+from vllm_engines import VOCABULARY, changed, gaps, handle_of, second_tokens
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 NGRAM = {"speculative": {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}}
 TOLERANCE = 1e-4
-VOCABULARY = 89
 EVERYTHING = (*range(VOCABULARY), *range(VOCABULARY))
 """After any token there is something to guess: the next number."""
 
@@ -114,31 +113,12 @@ def test_where_nothing_was_guessed_nothing_is_said_of_what_was_accepted(build: A
     assert values(engine.take_metrics()) == {"draft_guessed_tokens": 0.0}
 
 
-@torch.no_grad()
-def exact_second_token(prompt: tuple[int, ...], temperature: float) -> torch.Tensor:
-    """[V] probability of the second token of a response, over all first ones that do not end it."""
-    model = load_reference(tiny_model())
-    first = torch.softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1] / temperature, -1)
-    rows = torch.tensor([[*prompt, token] for token in range(VOCABULARY)])
-    second = torch.softmax(model(input_ids=rows).logits[:, -1] / temperature, -1)
-    first[model.generation_config.eos_token_id] = 0.0
-    found: torch.Tensor = first @ second
-    return found / found.sum()
-
-
 @pytest.mark.parametrize("temperature", only(1.0, of=(1.0, 0.4)))
 def test_guessing_does_not_change_what_is_sampled(engine: Any, temperature: float) -> None:
     engine.take_metrics()
     (group,) = engine.generate(requests(2000, temperature=temperature, max_new_tokens=2))
-    second = torch.tensor([c.token_ids[1] for c in group if len(c.token_ids) == 2])
     rate = values(engine.take_metrics())["draft_acceptance_rate"]
-    expected = exact_second_token(EVERYTHING, temperature) * len(second)
-    counts = torch.bincount(second, minlength=VOCABULARY).float()
-    common = expected >= 5  # the rest is one class of its own
-    observed = torch.cat([counts[common], counts[~common].sum()[None]])
-    wanted = torch.cat([expected[common], expected[~common].sum().clamp(min=1)[None]])
-    chi2 = float(((observed - wanted) ** 2 / wanted).sum())
-    degrees = len(wanted) - 1
+    expected, common, chi2, degrees = second_tokens(group, EVERYTHING, temperature)
     # Mean and standard deviation of chi-squared are k and sqrt(2 k). Guesses always accepted would be far beyond.
     assert abs(chi2 - degrees) < 4 * (2 * degrees) ** 0.5
     always = torch.bincount((torch.tensor([c.token_ids[0] for c in group]) + 1) % VOCABULARY, minlength=VOCABULARY)

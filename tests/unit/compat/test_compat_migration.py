@@ -171,7 +171,17 @@ def test_a_loss_that_is_allowed_is_told(tmp_path: Path) -> None:
     [
         # What was dropped, or turned into something else, before the table.
         ("grpo", {"policy.generation.vllm_cfg.precision": "fp8"}, "", "mapped", ""),
-        ("grpo", {"policy.generation.vllm_cfg.is_mx": True}, "", "missing", "FP8 rollouts of some layers"),
+        ("grpo", {"policy.generation.vllm_cfg.is_mx": True}, "", "neutral", "inactive"),
+        (
+            "grpo",
+            {
+                "policy.generation.vllm_cfg.precision": "fp8",
+                "policy.generation.vllm_cfg.pow2_weight_scaling_factors": 1,
+            },
+            "",
+            "missing",
+            "powers of two",
+        ),
         ("megatron", {"policy.megatron_cfg.fp8_cfg": {"enabled": True}}, ".enabled", "missing", "FP8 training"),
         ("megatron", {"policy.megatron_cfg.peft": {"enabled": True}}, ".enabled", "mapped", ""),
         (
@@ -197,10 +207,10 @@ def test_a_loss_that_is_allowed_is_told(tmp_path: Path) -> None:
         ),
         (
             "grpo",
-            {"policy.generation.vllm_kwargs.speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}},
+            {"policy.generation.vllm_kwargs.speculative_config": {"method": "mtp", "num_speculative_tokens": 3}},
             ".num_speculative_tokens",
             "missing",
-            "a draft model",
+            "MTP",
         ),
         ("ppo", {"value.megatron_cfg.enabled": True}, "", "mapped", ""),
         ("ppo", {"value.megatron_cfg.enabled": True, "value.reward_model_cfg.enabled": False}, "", "neutral", "inact"),
@@ -318,6 +328,35 @@ def test_experts_are_spread_over_the_devices_of_a_layer_or_not_at_all() -> None:
     assert found.config["generation"]["backend"]["expert_parallel"] is True
     put(config, "policy.generation.vllm_cfg.expert_parallel_size", 8)
     assert "an engine whose experts spread over more GPUs than its layers" in migrate(config).features
+
+
+def test_an_engine_takes_whole_nodes_or_a_part_of_one() -> None:
+    config = whole("grpo")
+    put(config, "cluster", {"gpus_per_node": 4, "num_nodes": 4})
+    put(config, "data.default.prompt_file", None)
+    put(config, "policy.generation.vllm_cfg.tensor_parallel_size", 4)
+    put(config, "policy.generation.vllm_cfg.pipeline_parallel_size", 2)
+    found = migrate(config)
+    assert found.is_complete, found.features
+    assert found.config["generation"]["backend"]["pipeline_parallel_size"] == 2
+    put(config, "policy.generation.vllm_cfg.tensor_parallel_size", 3)  # 6 devices: a node and a half
+    assert "an engine over a part of a node beside whole ones" in migrate(config).features
+
+
+def test_fp8_leaves_out_the_layers_that_keep_bfloat16() -> None:
+    config = whole("grpo")
+    put(config, "policy.precision", "bfloat16")
+    for name, value in {
+        "precision": "fp8",
+        "is_mx": True,
+        "num_first_layers_in_bf16": 2,
+        "num_last_layers_in_bf16": 0,
+        "quantization_ignored_layer_kws": ["q_proj", "k_proj", "v_proj"],
+    }.items():
+        put(config, f"policy.generation.vllm_cfg.{name}", value)
+    backend = migrate(config).config["generation"]["backend"]
+    assert backend["precision"] == "mxfp8"
+    assert backend["kept_layers"] == {"first": 2, "names": ["q_proj", "k_proj", "v_proj"]}
 
 
 def test_gspo_weighs_whole_responses() -> None:

@@ -409,6 +409,20 @@ def test_a_row_of_a_cache_is_as_long_as_prompt_and_response_may_be() -> None:
     assert cache.size == 64 * 216 * 32 * 2 * 8 * 128 * 2
 
 
+def test_an_engine_over_several_nodes_keeps_each_layer_on_one() -> None:
+    backend = {"name": "vllm", "tensor_parallel_size": 4, "pipeline_parallel_size": 2}
+    config = load_config(
+        {**GRPO, "policy": {"precision": "bfloat16"}, "generation": {"backend": backend}},
+        ["cluster.gpus_per_node=4", "cluster.num_nodes=2", "cluster.address=auto"],
+        for_cluster=True,
+    )
+    found = scene_of(config, parse_fleet(2, "4xH100"), Sizes(LLAMA_8B))
+    assert found.engines is not None
+    options = [*found.engines.plan.options(found.engines, apart=False, per_node=4)]
+    # Two stages of 1, 2 and 4 devices: half a node, a node, two nodes. Of 8 a layer would cross.
+    assert {option["tensor_parallel_size"] for option in options} == {1, 2, 4}
+
+
 def test_ranks_beyond_the_heads_of_a_cache_hold_copies() -> None:
     # Qwen2 1.5B: 28 layers x 2 x 2 heads x 128 elements of 2 bytes, 28,672 B a token; four ranks hold one head each.
     sizes = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2}

@@ -167,6 +167,77 @@ def test_several_versions_are_held_of_adapters_apart_alone(tiny_model: Path, rai
     assert not takes_versions(run(tiny_model).generation.backend, "adapters")
 
 
+def wide_run(tiny_model: Path, *, nodes: int = 4, per_node: int = 2, backend: Any = None, **changes: Any) -> Any:
+    """A config whose engine asks for four CPU workers, two nodes' worth."""
+    cluster = {"num_nodes": nodes, "workers_per_node": per_node, "address": "auto", **changes.pop("cluster", {})}
+    backend = backend or {"name": "vllm", "tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    return run(tiny_model, cluster=cluster, generation={"backend": backend, "max_new_tokens": 4}, **changes)
+
+
+def test_an_engine_over_several_nodes_is_sent_whole_weights_by_what_crosses_nodes(
+    tiny_model: Path, raises: Raises
+) -> None:
+    config = wide_run(tiny_model)
+    assert config.cluster.generation_replicas(config.generation.backend.devices_per_replica) == 2
+    assert (config.place().transport, config.place().form) == ("nemorl-rl:object_store", "model")
+    assert not config.place().spreads_weights
+    for transport in ("shared_memory", "in_process"):
+        with raises(ConfigError, path="cluster.weight_transport"):
+            wide_run(tiny_model, cluster={"weight_transport": transport})
+    with raises(ConfigError, "several nodes", path="rollouts.adapters"):
+        wide_run(tiny_model, rollouts={"adapters": "separate"})
+    apart = {"colocated": False, "generation_workers": 1}
+    assert wide_run(tiny_model, cluster=apart).cluster.training_workers(4) == 4
+
+
+def test_an_engine_takes_whole_nodes_or_a_part_of_one(tiny_model: Path, raises: Raises) -> None:
+    with raises(ConfigError, path="generation.backend"):
+        wide_run(tiny_model, per_node=3)  # four devices of three per node
+    with raises(ConfigError, path="generation.backend"):
+        wide_run(tiny_model, nodes=1)  # four devices of two
+    with raises(ConfigError, path="cluster.generation_workers"):
+        wide_run(tiny_model, cluster={"generation_workers": 3})  # 12 devices of 8
+    # Three engines of three devices: two fit the last node's eight, and one device is left on the node before.
+    apart = {"colocated": False, "generation_workers": 3}
+    with raises(ConfigError, path="generation.backend"):
+        wide_run(tiny_model, nodes=2, per_node=8, backend={"name": "vllm", "pipeline_parallel_size": 3}, cluster=apart)
+
+
+def test_layers_are_kept_by_place_and_by_name(raises: Raises) -> None:
+    kept = config.KeptLayers(first=1, last=1, names=("mlp.down_proj",))
+    assert kept.patterns(3) == ["*.layers.0.*", "*.layers.2.*", "*mlp.down_proj*"]
+    assert config.KeptLayers(last=5).patterns(2) == ["*.layers.0.*", "*.layers.1.*"]
+    for options, path in (({}, "kept_layers"), ({"names": ["*"]}, "kept_layers.names.0")):
+        with raises(ValidationError, path=path):
+            config.VLLMConfig(precision="fp8", kept_layers=options)
+    with raises(ValidationError, path="kept_layers"):
+        config.VLLMConfig(kept_layers={"first": 1})
+
+
+def test_a_draft_model_speaks_of_the_policys_tokens(tmp_path: Path, raises: Raises) -> None:
+    for name, size in (("policy", 100), ("draft", 100), ("other", 104)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": size}))
+    policy = PolicyConfig(model_name=str(tmp_path / "policy"))
+
+    def problems(draft: str, policy: PolicyConfig = policy) -> list[str]:
+        guesses = {"method": "draft_model", "model": str(tmp_path / draft)}
+        found = config.VLLMConfig(speculative=guesses).policy_problems(policy, device="cpu", is_attached=False)
+        return [one.path for one in found]
+
+    assert problems("draft") == []
+    assert problems("other") == ["generation.backend.speculative.model"]
+    fresh = policy.model_copy(update={"init": "random"})
+    assert problems("draft", fresh) == ["generation.backend.speculative"]
+    for wrong in ({"method": "draft_model"}, {"model": "some/draft"}):
+        with raises(ValidationError, path="speculative.model"):
+            config.VLLMConfig(speculative=wrong)
+    with raises(ValidationError, path="speculative.prompt_lookup_max"):
+        config.VLLMConfig(speculative={"method": "draft_model", "model": "some/draft", "prompt_lookup_max": 3})
+    with pytest.raises(ValidationError):
+        config.VLLMConfig(speculative={"method": "mtp", "model": "some/head"})
+
+
 def fp8_run(**changes: Any) -> Any:
     """A GRPO config whose sampler computes in FP8, on GPUs."""
     from nemorl.config.load import validate
@@ -216,15 +287,15 @@ def test_a_gpu_without_fp8_units_is_named(monkeypatch: pytest.MonkeyPatch, raise
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, found=capability: found)
         if refused:
             with raises(BackendError, "A100", "8.0"):
-                engine._check_fp8("cuda:0")
+                engine._check_fp8("cuda:0", "fp8")
         else:
-            engine._check_fp8("cuda:0")
+            engine._check_fp8("cuda:0", "fp8")
 
 
-def test_guesses_need_no_weights_of_their_own(raises: Raises) -> None:
+def test_guesses_come_from_what_stood_before_unless_told_otherwise(raises: Raises) -> None:
     assert config.VLLMConfig(speculative={"num_speculative_tokens": 2}).speculative.method == "ngram"
-    with raises(ValidationError, "eagle3", path="speculative.method"):
-        config.VLLMConfig(speculative={"method": "eagle3"})
+    with raises(ValidationError, "mtp", path="speculative.method"):
+        config.VLLMConfig(speculative={"method": "mtp"})
     with raises(ValidationError, path="speculative.prompt_lookup_min"):
         config.VLLMConfig(speculative={"prompt_lookup_min": 5})
     with raises(ValidationError, path="speculative"):

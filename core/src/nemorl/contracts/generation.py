@@ -30,6 +30,7 @@ GenerationCapability = Literal[
     "prompt_logprobs",  # SamplingParams.prompt_logprobs
     "remarks",  # RemarkingBackend
     "routes",  # SamplingParams.routes
+    "several_nodes",  # one engine over whole nodes (WorkerContext.further_nodes)
     "shared_weights",  # samples from the trainer's own tensors
     "sleep",  # SleepingBackend: leaves the device's memory and comes back
     "snapshots",  # several versions of the weights at a time

@@ -78,6 +78,13 @@ class RayWorker:
         return self._host
 
 
+def start_worker(options: dict[str, Any], *args: Any) -> Any:
+    """A ``RayWorker`` in an actor, which ends with the process that calls this."""
+    import ray
+
+    return ray.remote(RayWorker).options(**options).remote(*args)
+
+
 def _log_to(path: Path) -> None:
     """Everything that this process prints, native libraries included, goes to ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)

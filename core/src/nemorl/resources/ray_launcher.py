@@ -43,10 +43,12 @@ class RayLauncher:
             training, generation = split_devices(cluster.num_nodes, cluster.devices_per_node, apart)
             self._training = RayVirtualCluster([count for count in training if count], cluster, role="training")
             self._stack.callback(self._training.shutdown)
-            self._generation = self._training
+            self._generation, self._engine_places = self._training, width
             if apart:
-                replicas = [count // width for count in generation if count]
-                self._generation = RayVirtualCluster(replicas, cluster, devices_per_worker=width, role="generation")
+                on_node = min(width, cluster.devices_per_node)  # of one engine
+                places = [count // on_node for count in generation if count]
+                self._generation = RayVirtualCluster(places, cluster, devices_per_worker=on_node, role="generation")
+                self._engine_places = width // on_node
                 self._stack.callback(self._generation.shutdown)
             undo.pop_all()
 
@@ -70,7 +72,7 @@ class RayLauncher:
         supports, width = generation.backend.supports, generation.backend.devices_per_replica
         settings = GroupSettings(
             share=self._generation_share,
-            places_per_worker=width if self._generation is self._training else 1,
+            places_per_worker=self._engine_places,
             log_folder=self._log_folder,
             name=name,
             is_spmd=False,

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from nemorl.base.process.logs import carried
 from nemorl.config.cluster import ClusterConfig
 from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
 from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError, WorkerHungError, WorkerLostError
-from nemorl.resources.ray_actor import RayWorker, WorkerFacts
+from nemorl.resources.ray_actor import WorkerFacts, start_worker
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
 from nemorl.resources.ray_errors import FIXES, fate_of, in_words
 from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory
@@ -60,7 +61,7 @@ class GroupSettings:
     workers: int | None = None
     """Use only the first places of the cluster; unset: all."""
     places_per_worker: int = 1
-    """Neighbouring places that one worker spreads over; it reserves its share of the first alone."""
+    """Neighbouring places that one worker spreads over; it reserves its share of each node's first alone."""
     python: Path | None = None
     """Interpreter of the workers, when not this one's (another virtual environment)."""
     modules: tuple[str, ...] = ()
@@ -245,36 +246,45 @@ class RayWorkerGroup(HostGroup):
         self._ranks = ranks
 
     def _actor(self, number: int, place: Place) -> Any:
+        return self._starter(self._log(number), place)()
+
+    def _starter(self, log: Path | None, place: Place) -> Callable[[], Any]:
         settings, bundle = self.settings, self._cluster.bundle
         cluster = self._cluster.config
         cores = cluster.cpus_per_worker
-        log = self._log(number)
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, int(cores)))
-        return (
-            ray.remote(RayWorker)
-            .options(
-                num_cpus=bundle["CPU"] * settings.share,
-                num_gpus=bundle.get("GPU", 0.0) * settings.share,
-                scheduling_strategy=place.strategy,
-                max_concurrency=settings.concurrent_calls,
-                runtime_env=_runtime_env(cluster, settings.python),
-            )
-            .remote(log and log.resolve(), Path.cwd(), threads)
-        )
+        options = {
+            "num_cpus": bundle["CPU"] * settings.share,
+            "num_gpus": bundle.get("GPU", 0.0) * settings.share,
+            "scheduling_strategy": place.strategy,
+            "max_concurrency": settings.concurrent_calls,
+            "runtime_env": _runtime_env(cluster, settings.python),
+        }
+        return partial(start_worker, options, log and log.resolve(), Path.cwd(), threads)
 
     def _contexts(self, ranks: Sequence[_Rank], started: Sequence[_Rank]) -> list[WorkerContext]:
         count, width = len(ranks), self.settings.places_per_worker
         if width > 1:
-            places, share = self._cluster.places, self.settings.share
-            mine = {rank.number: places[rank.number * width : (rank.number + 1) * width] for rank in started}
-            found = {n: self._cluster.gpus_of(those[1:], share) for n, those in mine.items()}
-            return [replace(self._context, gpus=(*rank.facts.gpus, *found.get(rank.number, ()))) for rank in ranks]
+            asked = {rank.number for rank in started}
+            return [self._wide_context(rank) if rank.number in asked else self._context for rank in ranks]
         if not self.settings.is_spmd or count == 1:
             return [self._context] * count
         first = ranks[0]
         port = self._gather("free_port", {first: first.actor.free_port.remote()})[first.number]
         shared = replace(self._context, world_size=count, master_address=first.facts.address, master_port=port)
         return [replace(shared, rank=n) for n in range(count)]
+
+    def _wide_context(self, rank: _Rank) -> WorkerContext:
+        """Of a worker that spreads over several places, perhaps of several nodes."""
+        width, share = self.settings.places_per_worker, self.settings.share
+        mine = self._cluster.places[rank.number * width : (rank.number + 1) * width]
+        own, *further = [list(places) for _, places in groupby(mine, attrgetter("node"))]
+        gpus = (*rank.facts.gpus, *self._cluster.gpus_of(own[1:], share))
+        log = self._log(rank.number)
+        logs = [log and log.with_stem(f"{log.stem}-node-{n}") for n in range(1, 1 + len(further))]
+        starters = tuple(self._starter(file, places[0]) for file, places in zip(logs, further, strict=True))
+        further_gpus = tuple(self._cluster.gpus_of(places, share) for places in further)
+        return replace(self._context, gpus=gpus, further_nodes=starters, further_gpus=further_gpus)
 
     # Waiting
 

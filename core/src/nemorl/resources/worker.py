@@ -35,6 +35,10 @@ class WorkerContext:
     """A folder of this run for temporary files."""
     gpus: tuple[str, ...] = ()
     """Ids of the GPUs that a worker sees which spreads over several; others see the one that Ray gave them"""
+    further_nodes: tuple[Callable[[], Any], ...] = ()
+    """Each starts the actor (``RayWorker``) of a node beyond the worker's own, which ends with the worker."""
+    further_gpus: tuple[tuple[str, ...], ...] = ()
+    """Ids of the GPUs on each of these"""
     leaves_memory: bool = False
     """Whether it is asked to give device memory back while others work."""
 

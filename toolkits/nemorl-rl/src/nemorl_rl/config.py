@@ -289,16 +289,31 @@ class RolloutRunConfig(RunConfig):
     def _engine_problems(self) -> Iterator[ConfigIssue]:
         """Engines and devices that do not come out even."""
         cluster, width = self.cluster, self.generation.backend.devices_per_replica
-        asked = f"an engine spreads over {width} devices"
-        if cluster.uses_ray and width > cluster.devices_per_node:
-            message = f"{asked}, and a node has {cluster.devices_per_node}: an engine does not reach beyond its node"
+        asked, per_node = f"an engine spreads over {width} devices", cluster.devices_per_node
+        needed = width * cluster.generation_replicas(width)
+        if not cluster.uses_ray:
+            return
+        if cluster.colocated and width > cluster.world_size:
+            message = f"{asked}, and the run has {cluster.world_size}"
+            fix = "lower the engine's parallel sizes, or raise cluster.num_nodes or gpus_per_node"
+            yield ConfigIssue("generation.backend", message, fix)
+        elif width > per_node and "several_nodes" not in self.generation.backend.supports:
+            message = f"{asked}, and a node has {per_node}: an engine of this kind does not reach beyond its node"
             fix = "lower the engine's parallel sizes, or raise cluster.gpus_per_node (workers_per_node on the CPU)"
             yield ConfigIssue("generation.backend", message, fix)
-        elif cluster.uses_ray and cluster.colocated and cluster.devices_per_node % width:
-            message = f"{asked}, which do not divide the {cluster.devices_per_node} of a node that it shares"
-            fix = f"let it spread over a divisor of {cluster.devices_per_node}, or set cluster.colocated: false"
+        elif width > per_node and width % per_node:
+            message = f"{asked}, and a node has {per_node}: one over several nodes takes whole nodes"
+            fix = f"let it spread over a multiple of {per_node} devices, or over at most {per_node}"
             yield ConfigIssue("generation.backend", message, fix)
-        elif cluster.uses_ray and cluster.colocated and width * cluster.generation_replicas(width) > cluster.world_size:
+        elif not cluster.colocated and per_node % width and width < per_node < needed:
+            message = f"{asked}, which do not divide the {per_node} of a node, and {needed} are asked for"
+            fix = f"let it spread over a divisor of {per_node}, or lower cluster.generation_workers"
+            yield ConfigIssue("generation.backend", message, fix)
+        elif cluster.colocated and width < per_node and per_node % width:
+            message = f"{asked}, which do not divide the {per_node} of a node that it shares"
+            fix = f"let it spread over a divisor of {per_node}, or set cluster.colocated: false"
+            yield ConfigIssue("generation.backend", message, fix)
+        elif cluster.colocated and needed > cluster.world_size:
             message = f"{cluster.generation_workers} engines over {width} devices each, of {cluster.world_size} devices"
             fix = f"set it to at most {cluster.world_size // width}, or leave it unset"
             yield ConfigIssue("cluster.generation_workers", message, fix)

@@ -11,7 +11,7 @@ from nemorl_compat.key_table import judge
 from nemorl_compat.old_config import OldConfig
 
 WIDE_EXPERTS = "an engine whose experts spread over more GPUs than its layers"
-WIDE_ENGINE = "an engine over several nodes"
+WIDE_ENGINE = "an engine over a part of a node beside whole ones"
 SAMPLES = ("grpo", "ppo", "distillation", "eval")
 VLLM_OPTIONS = {
     "vllm_cfg.tensor_parallel_size": "tensor_parallel_size",
@@ -64,10 +64,11 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
         value = old.get(f"policy.generation.{theirs}")
         if not (ours == "enforce_eager" and value is False):  # unset, it is off on GPUs and on on CPUs
             new.put_given(f"generation.backend.{ours}", value)
-    if _devices(new) > old.whole("cluster.gpus_per_node", 1):
+    per_node = old.whole("cluster.gpus_per_node", 1)
+    if _devices(new) > per_node and _devices(new) % per_node:
         new.miss("policy.generation.vllm_cfg.tensor_parallel_size", WIDE_ENGINE)
     if old.fp8_rollouts:
-        new.put("generation.backend.precision", "fp8")
+        _rounded(old, new)
     _experts(old, new)
     _speculation(old, new)
     cache_bytes = old.get("policy.generation.vllm_kwargs.kv_cache_memory_bytes")
@@ -78,6 +79,20 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
         target = judge(old, f"policy.generation.vllm_kwargs.{name}", value).to
         if target is not None and target.startswith(ENGINE_ARGS):
             new.put(f"{ENGINE_ARGS}.{name}", value)
+
+
+def _rounded(old: OldConfig, new: Pieces) -> None:
+    """Rollouts in 8 bits, and the layers that are left out."""
+    options = "policy.generation.vllm_cfg"
+    new.put("generation.backend.precision", "mxfp8" if old.get(f"{options}.is_mx") else "fp8")
+    kept = {
+        "first": old.get(f"{options}.num_first_layers_in_bf16"),
+        "last": old.get(f"{options}.num_last_layers_in_bf16"),
+        "names": old.get(f"{options}.quantization_ignored_layer_kws"),
+    }
+    for name, value in kept.items():
+        if value:
+            new.put(f"generation.backend.kept_layers.{name}", value)
 
 
 def _experts(old: OldConfig, new: Pieces) -> None:
@@ -91,17 +106,20 @@ def _experts(old: OldConfig, new: Pieces) -> None:
 
 
 def _speculation(old: OldConfig, new: Pieces) -> None:
-    """Tokens guessed by what stood before; what guesses by weights of its own is judged as missing."""
+    """Tokens guessed by what stood before, by a smaller model or EAGLE's head; MTP heads are judged as missing."""
     path = "policy.generation.vllm_kwargs.speculative_config"
-    if old.get(f"{path}.method") != "ngram":
+    method, count = old.get(f"{path}.method"), old.get(f"{path}.num_speculative_tokens")
+    if method not in ("ngram", "draft_model", "eagle3"):
         return
-    new.put("generation.backend.speculative.method", "ngram")
+    new.put("generation.backend.speculative.method", method)
+    new.put_given("generation.backend.speculative.num_speculative_tokens", count)
+    if method != "ngram":
+        new.put_given("generation.backend.speculative.model", old.get(f"{path}.model"))
+        return
     # vLLM takes either limit for both where only one is given, and 5 where none is.
     low, high = (old.get(f"{path}.prompt_lookup_{end}") for end in ("min", "max"))
     new.put("generation.backend.speculative.prompt_lookup_min", low or high or 5)
     new.put("generation.backend.speculative.prompt_lookup_max", high or low or 5)
-    count = old.get(f"{path}.num_speculative_tokens")
-    new.put_given("generation.backend.speculative.num_speculative_tokens", count)
 
 
 def _place(old: OldConfig, new: Pieces) -> None:

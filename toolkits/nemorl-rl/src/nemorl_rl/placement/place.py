@@ -79,6 +79,8 @@ def _adapter_obstacle(config: RolloutRunConfig) -> str:
         return "the policy has none: policy.lora is unset"
     if lora.base != "full":
         return "they belong to a base in 4 bits, which the engine does not have"
+    if generation.devices_per_replica > config.cluster.devices_per_node:
+        return "an engine over several nodes is sent the whole model"
     if "adapters" not in training.supports:
         return f"training backend {registry().name_of('training_backends', type(training))} cannot hand them over"
     if "adapters" not in generation.supports:
