@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -140,5 +141,35 @@ def test_samples_that_come_one_by_one_are_one_call(talk: Open, monkeypatch: pyte
             for request_id in ids:
                 assert (await it.post("/retrieve_future", {"request_id": request_id})).status_code == 200
             assert it.models.calls == [("sample", BASE)]
+
+    run(scene())
+
+
+def test_a_sample_that_runs_keeps_no_model_waiting_where_both_can_go_on(talk: Open) -> None:
+    """The sample ends once a step that was asked for after it has run: on one thread neither would."""
+    stepped, began = threading.Event(), threading.Event()
+
+    async def scene() -> None:
+        async with talk(hold_s=30.0, samples_apart=True) as it:
+            session = await it.session()
+            model = await it.model(session)
+            sample = it.models.sample
+
+            def until_stepped(base: str, snapshot: Path | None, requests: Any) -> Any:
+                began.set()
+                assert stepped.wait(20.0)
+                return sample(base, snapshot, requests)
+
+            it.models.sample = until_stepped
+            body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
+            sampler = (await it.asked("/create_sampling_session", body))["sampling_session_id"]
+            prompt = {"chunks": [{"type": "encoded_text", "tokens": [3]}]}
+            asked = {"sampling_session_id": sampler, "seq_id": 0, "num_samples": 1, "prompt": prompt}
+            waiting = (await it.asked("/asample", {**asked, "sampling_params": {"max_tokens": 2}}))["request_id"]
+            assert await asyncio.to_thread(began.wait, 20.0)
+            assert "error" not in await it.halved(model, 1)
+            stepped.set()
+            answer = await it.post("/retrieve_future", {"request_id": waiting})
+            assert answer.headers["content-type"] == "application/x-protobuf"
 
     run(scene())
