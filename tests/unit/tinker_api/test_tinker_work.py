@@ -173,3 +173,46 @@ def test_a_sample_that_runs_keeps_no_model_waiting_where_both_can_go_on(talk: Op
             assert answer.headers["content-type"] == "application/x-protobuf"
 
     run(scene())
+
+
+def test_a_model_that_is_unloaded_is_gone_and_its_checkpoints_remain(talk: Open, tmp_path: Path) -> None:
+    async def scene() -> tuple[str, str]:
+        async with talk() as it:
+            session = await it.session()
+            model, other = [await it.model(session, number) for number in range(2)]
+            path = (await it.result("/save_weights", {"model_id": model, "seq_id": 1, "path": "kept"}))["path"]
+            await it.asked("/optim_step", step(model, 3))  # waits for number 2, which will not come
+            assert (await it.post("/unload_model", {"model_id": model}, owner="bob")).status_code == 404
+            for _ in range(2):  # a retry is the same request
+                unloaded = await it.result("/unload_model", {"model_id": model})
+                assert unloaded == {"type": "unload_model", "model_id": model}
+            assert model not in it.models.adapters
+            waited = await it.asked("/retrieve_future", {"request_id": f"{model}:3"})
+            assert waited["category"] == "user"
+            assert (await it.post("/optim_step", step(model, 2))).status_code == 410
+            await it.halved(other, 1)
+            return model, path
+
+    async def after(model: str, path: str) -> None:
+        async with talk() as it:
+            assert (await it.post("/optim_step", step(model, 2))).status_code == 410
+            session = await it.session()
+            body = {"session_id": session, "model_seq_id": 0, "path": path, "optimizer": True}
+            assert (await it.result("/load_weights", body))["type"] == "load_weights"
+
+    run(after(*run(scene())))
+
+
+def test_an_unloading_that_was_promised_happens_when_the_server_is_back(talk: Open) -> None:
+    async def before() -> str:
+        async with talk() as it:
+            model = await it.model(await it.session())
+            it.service.worker.shutdown()
+            await it.asked("/unload_model", {"model_id": model})
+            return str(model)
+
+    async def after(model: str) -> None:
+        async with talk() as it:
+            assert (await it.result("/unload_model", {"model_id": model}))["model_id"] == model
+
+    run(after(run(before())))

@@ -18,6 +18,7 @@ from nemorl_rl.placement.engines import standalone_generation
 from nemorl_rl.serving.snapshots import ADAPTER_SNAPSHOTS, SNAPSHOTS, holds_adapters
 from nemorl_tensors import TokenBatch
 
+from nemorl_agents.tinker.adapter_files import AdapterFiles
 from nemorl_agents.tinker.execution import derived_seed
 from nemorl_agents.tinker.models import Sampled, SampledSequence, SampleRequest, Topk
 
@@ -46,15 +47,18 @@ def snapshot_form(config: GenerationConfig) -> Form:
 class SnapshotSampler:
     """A generation backend over the versions of the weights that snapshots are."""
 
-    def __init__(self, config: GenerationConfig, policy: PolicyConfig, weights: WeightHandle | None = None) -> None:
+    def __init__(self, config: GenerationConfig, policy: PolicyConfig, files: AdapterFiles | None = None) -> None:
         """
         Args:
             config: The engine.
-            policy: As the engine is to be built for it.
-            weights: Of an engine that holds adapters: those that it begins with, the base's.
+            policy: Of the base.
+            files: Of an engine that holds adapters alone: where these come from.
         """
-        self._engine = standalone_generation(config, policy, weights)
+        self.files = files
         self._limit = cast(HoldsVersions, config.backend).snapshots
+        lora = None if files is None else files.lora
+        weights = None if files is None else files.base_handle(version=0)
+        self._engine = standalone_generation(config, policy.model_copy(update={"lora": lora}), weights)
         self._versions: dict[str | None, int] = {} if weights is None else {None: weights.version}
         """Of the snapshots that it holds, oldest first"""
         self._newest = 0

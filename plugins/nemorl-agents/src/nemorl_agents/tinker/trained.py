@@ -74,13 +74,16 @@ def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
     require_model(settings.model)
     limit = min(settings.max_sequence_tokens, context_tokens(settings.model) or settings.max_sequence_tokens)
     text = read_model_config(PolicyConfig(model_name=settings.model)).get_text_config()
-    tied = text.tie_word_embeddings
     fields = {
         "model_name": settings.model,
         "precision": settings.precision,
         "max_sequence_tokens": limit,
         # Engines that apply adapters do so to linear layers of the body alone.
-        "lora": {"rank": settings.largest_rank, "alpha": ALPHA, "head": not tied and form == "model"},
+        "lora": {
+            "rank": settings.largest_rank,
+            "alpha": ALPHA,
+            "head": not text.tie_word_embeddings and form == "model",
+        },
     }
     policy = validate(PolicyConfig, fields, source="serve")
     context = WorkerContext(device=ClusterConfig().device)
@@ -88,10 +91,8 @@ def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
     group = launcher.training_group(TrainingFactory(policy), "the Tinker server's trainer")
     try:
         files = _adapter_files(group, policy) if form == "adapters" else None
-        with _sampler(generation, policy, files) as sampler:
-            yield TrainedModels(
-                settings, policy, group, sampler, vocabulary=text.vocab_size, files=files, ties_head=tied
-            )
+        with SnapshotSampler(generation, policy, files) as sampler:
+            yield TrainedModels(settings, policy, group, sampler)
     finally:
         group.shutdown()
 
@@ -102,12 +103,6 @@ def _adapter_files(group: HostGroup, policy: PolicyConfig) -> AdapterFiles:
     base = {name: torch.zeros_like(factor, device="cpu") for name, factor in factors.items()}
     lora = policy.lora.model_copy(update={"target_modules": adapted_modules(base)})
     return AdapterFiles(lora, base)
-
-
-def _sampler(generation: GenerationConfig, policy: PolicyConfig, files: AdapterFiles | None) -> SnapshotSampler:
-    if files is None:
-        return SnapshotSampler(generation, policy.model_copy(update={"lora": None}))
-    return SnapshotSampler(generation, policy.model_copy(update={"lora": files.lora}), files.base_handle(0))
 
 
 def _one_at_a_time(
@@ -132,17 +127,14 @@ class TrainedModels:
         policy: PolicyConfig,
         group: HostGroup,
         sampler: SnapshotSampler,
-        *,
-        vocabulary: int,
-        files: AdapterFiles | None,
-        ties_head: bool,
     ) -> None:
         self._group, self._policy, self._sampler = group, HalvedPolicy(group), sampler
-        self._files, self.ties_head = files, ties_head
         self._trainer = threading.RLock()
-        self.samples_apart = files is not None
+        self.samples_apart = sampler.files is not None
+        text = read_model_config(policy).get_text_config()
+        self.ties_head: bool = text.tie_word_embeddings
         self._base = Base(settings.name, policy.max_sequence_tokens, tokenizer=settings.model)
-        self._vocabulary = vocabulary
+        self._vocabulary: int = text.vocab_size
         lora = policy.lora
         assert lora is not None, "the policy has adapters"
         self.adapts_head = lora.head
@@ -237,12 +229,12 @@ class TrainedModels:
 
     def sample(self, base: str, snapshot: Path | None, requests: Sequence[SampleRequest]) -> list[Sampled]:
         def weights(version: int) -> WeightHandle:
-            if self._files is None:
+            if self._sampler.files is None:
                 self._put_in_place(snapshot)
                 return self._group.publish(IN_PROCESS, version)
             if snapshot is None:
-                return self._files.base_handle(version)
-            return self._files.handle(snapshot, _shape_of(snapshot), version)
+                return self._sampler.files.base_handle(version)
+            return self._sampler.files.handle(snapshot, _shape_of(snapshot), version)
 
         found = self._sampler.sample(None if snapshot is None else str(snapshot), requests, weights)
         if any(request.topk_prompt_logprobs or request.topk_sample_logprobs for request in requests):

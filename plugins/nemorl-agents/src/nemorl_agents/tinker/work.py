@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from nemorl.errors import StorageError
 
 from nemorl_agents.tinker.errors import ApiError, failure_of
-from nemorl_agents.tinker.execution import Done, Execution, failed
+from nemorl_agents.tinker.execution import Done, Execution, done, failed
 from nemorl_agents.tinker.order import Order
 from nemorl_agents.tinker.records import Answer, Kind, Records, Request
 from nemorl_agents.tinker.sampling import Sampling
@@ -128,6 +128,19 @@ class Worker:
             self._fail([] if order is None else order.drain(), reason)
             self._execution.forget(model_id)
             self._execution.folders.forget(model_id)
+
+    def unload(self, request_id: str, model_id: str) -> None:
+        """Forget a model for good because its client asks for it."""
+        request = self._records.requests.get(request_id)
+        if request is None or request.state != "waiting":
+            return
+        self.end([model_id], ApiError(410, f"the model {model_id} was unloaded"))
+        answer = done({"type": "unload_model", "model_id": model_id}).answer
+        if not self._kept([(request, answer)], None):
+            self._pause()
+            self.soon(lambda: self.unload(request_id, model_id))
+            return
+        self._on_done(request_id)
 
     def park(self, model_id: str) -> None:
         """Take a model out of memory until its next request."""
