@@ -216,3 +216,38 @@ def test_an_unloading_that_was_promised_happens_when_the_server_is_back(talk: Op
             assert (await it.result("/unload_model", {"model_id": model}))["model_id"] == model
 
     run(after(run(before())))
+
+
+def test_weights_that_are_replaced_while_they_are_read_are_read_anew(talk: Open) -> None:
+    """Of an inflight sampler, whose files a save on the other thread removes at the worst moment."""
+
+    async def scene() -> None:
+        async with talk(samples_apart=True) as it:
+            session = await it.session()
+            model = await it.model(session)
+            save = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0, "kind": "inflight"}
+            sampler = (await it.result("/save_weights_for_sampler", save))["sampling_session_id"]
+            sample, asked_for = it.models.sample, []
+
+            def gone_at_first(base: str, snapshot: Path | None, requests: Any) -> Any:
+                asked_for.append(snapshot)
+                if len(asked_for) > 1:
+                    return sample(base, snapshot, requests)
+                again = asyncio.run_coroutine_threadsafe(
+                    it.result("/save_weights_for_sampler", {**save, "seq_id": 2, "sampling_session_seq_id": 1}), loop
+                )
+                again.result(20.0)
+                assert snapshot is not None
+                raise FileNotFoundError(snapshot)
+
+            loop, it.models.sample = asyncio.get_running_loop(), gone_at_first
+            prompt = {"chunks": [{"type": "encoded_text", "tokens": [3]}]}
+            body = {"sampling_session_id": sampler, "seq_id": 0, "num_samples": 1, "prompt": prompt}
+            request_id = (await it.asked("/asample", {**body, "sampling_params": {"max_tokens": 2}}))["request_id"]
+            answer = await it.post("/retrieve_future", {"request_id": request_id})
+            assert answer.headers["content-type"] == "application/x-protobuf"
+            first, second = asked_for
+            assert not first.exists()
+            assert second.exists()
+
+    run(scene())
