@@ -90,6 +90,7 @@ def measure(served: Served, steps: int) -> dict[str, float]:
     beside["step_s"] = timed(calls["step_s"], lambda count: count == steps)
     over.set()
     thread.join()
+    service.close()
     return {**found, **{f"{name} beside": value for name, value in beside.items()}}
 
 
