@@ -73,14 +73,18 @@ class Adapter:
 class ToyModels:
     """``Models`` of one base."""
 
-    def __init__(self, *, slow_s: float = 0.0, dies_before: int = 0, dies_after: int = 0) -> None:
+    def __init__(
+        self, *, slow_s: float = 0.0, dies_before: int = 0, dies_after: int = 0, samples_apart: bool = False
+    ) -> None:
         """
         Args:
             slow_s: Each call takes so long.
             dies_before: The process is killed before the call of this number (from 1) does anything.
             dies_after: The process is killed when the call of this number has done its work.
+            samples_apart: A second thread may sample.
         """
         self.bases: tuple[Base, ...] = (Base(BASE, 64), Base("toy/frozen", 64, trainable=False))
+        self.samples_apart = samples_apart
         self.adapters: dict[str, Adapter] = {}
         self.calls: list[tuple[str, str]] = []
         """(verb, model) in order"""

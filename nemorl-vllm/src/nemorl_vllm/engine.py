@@ -85,6 +85,9 @@ def build_engine(
             )
         if config.model_config.is_moe:
             _ensure_expert_group()
+        elif lora is not None and not lora.head and lora.target_modules != "all-linear":
+            # Heads that have room for an adapter fail on log-probs of prompts: it counts sampled tokens alone.
+            config.lora_config.target_modules = list(lora.target_modules)
         with kernels_replaced_once(), undecorated_transformers(compiles=not config.model_config.enforce_eager):
             engine = LLMEngine(
                 vllm_config=config,

@@ -242,3 +242,24 @@ def test_keys_that_clients_could_not_send_are_refused(tmp_path: Path, raises: Ra
         path.write_text(text)
         with raises(UsageError, path):
             read_keys(path)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "word"),
+    [
+        ("POST", "/copy_weights", "copy_weights"),
+        ("POST", "/retrieve_futures", "retrieve_futures"),
+        ("POST", "/create_custom_loss", "custom_loss_server_side"),
+        ("GET", "/training_runs/run/checkpoints/weights/last/archive", "save_weights_external"),
+        ("DELETE", "/training_runs/run/checkpoints/last", "weights/last"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(talk: Open, method: str, path: str, word: str) -> None:
+    async def scene() -> None:
+        async with talk() as it:
+            answer = await it.http.request(method, f"/api/v1{path}", headers={"X-API-Key": KEYS["ada"]}, content=b"{}")
+            assert answer.status_code == 400
+            assert answer.headers["x-should-retry"] == "false"
+            assert word in answer.json()["error"]
+
+    run(scene())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -140,5 +141,113 @@ def test_samples_that_come_one_by_one_are_one_call(talk: Open, monkeypatch: pyte
             for request_id in ids:
                 assert (await it.post("/retrieve_future", {"request_id": request_id})).status_code == 200
             assert it.models.calls == [("sample", BASE)]
+
+    run(scene())
+
+
+def test_a_sample_that_runs_keeps_no_model_waiting_where_both_can_go_on(talk: Open) -> None:
+    """The sample ends once a step that was asked for after it has run: on one thread neither would."""
+    stepped, began = threading.Event(), threading.Event()
+
+    async def scene() -> None:
+        async with talk(hold_s=30.0, samples_apart=True) as it:
+            session = await it.session()
+            model = await it.model(session)
+            sample = it.models.sample
+
+            def until_stepped(base: str, snapshot: Path | None, requests: Any) -> Any:
+                began.set()
+                assert stepped.wait(20.0)
+                return sample(base, snapshot, requests)
+
+            it.models.sample = until_stepped
+            body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": BASE}
+            sampler = (await it.asked("/create_sampling_session", body))["sampling_session_id"]
+            prompt = {"chunks": [{"type": "encoded_text", "tokens": [3]}]}
+            asked = {"sampling_session_id": sampler, "seq_id": 0, "num_samples": 1, "prompt": prompt}
+            waiting = (await it.asked("/asample", {**asked, "sampling_params": {"max_tokens": 2}}))["request_id"]
+            assert await asyncio.to_thread(began.wait, 20.0)
+            assert "error" not in await it.halved(model, 1)
+            stepped.set()
+            answer = await it.post("/retrieve_future", {"request_id": waiting})
+            assert answer.headers["content-type"] == "application/x-protobuf"
+
+    run(scene())
+
+
+def test_a_model_that_is_unloaded_is_gone_and_its_checkpoints_remain(talk: Open, tmp_path: Path) -> None:
+    async def scene() -> tuple[str, str]:
+        async with talk() as it:
+            session = await it.session()
+            model, other = [await it.model(session, number) for number in range(2)]
+            path = (await it.result("/save_weights", {"model_id": model, "seq_id": 1, "path": "kept"}))["path"]
+            await it.asked("/optim_step", step(model, 3))  # waits for number 2, which will not come
+            assert (await it.post("/unload_model", {"model_id": model}, owner="bob")).status_code == 404
+            for _ in range(2):  # a retry is the same request
+                unloaded = await it.result("/unload_model", {"model_id": model})
+                assert unloaded == {"type": "unload_model", "model_id": model}
+            assert model not in it.models.adapters
+            waited = await it.asked("/retrieve_future", {"request_id": f"{model}:3"})
+            assert waited["category"] == "user"
+            assert (await it.post("/optim_step", step(model, 2))).status_code == 410
+            await it.halved(other, 1)
+            return model, path
+
+    async def after(model: str, path: str) -> None:
+        async with talk() as it:
+            assert (await it.post("/optim_step", step(model, 2))).status_code == 410
+            session = await it.session()
+            body = {"session_id": session, "model_seq_id": 0, "path": path, "optimizer": True}
+            assert (await it.result("/load_weights", body))["type"] == "load_weights"
+
+    run(after(*run(scene())))
+
+
+def test_an_unloading_that_was_promised_happens_when_the_server_is_back(talk: Open) -> None:
+    async def before() -> str:
+        async with talk() as it:
+            model = await it.model(await it.session())
+            it.service.worker.shutdown()
+            await it.asked("/unload_model", {"model_id": model})
+            return str(model)
+
+    async def after(model: str) -> None:
+        async with talk() as it:
+            assert (await it.result("/unload_model", {"model_id": model}))["model_id"] == model
+
+    run(after(run(before())))
+
+
+def test_weights_that_are_replaced_while_they_are_read_are_read_anew(talk: Open) -> None:
+    """Of an inflight sampler, whose files a save on the other thread removes at the worst moment."""
+
+    async def scene() -> None:
+        async with talk(samples_apart=True) as it:
+            session = await it.session()
+            model = await it.model(session)
+            save = {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 0, "kind": "inflight"}
+            sampler = (await it.result("/save_weights_for_sampler", save))["sampling_session_id"]
+            sample, asked_for = it.models.sample, []
+
+            def gone_at_first(base: str, snapshot: Path | None, requests: Any) -> Any:
+                asked_for.append(snapshot)
+                if len(asked_for) > 1:
+                    return sample(base, snapshot, requests)
+                again = asyncio.run_coroutine_threadsafe(
+                    it.result("/save_weights_for_sampler", {**save, "seq_id": 2, "sampling_session_seq_id": 1}), loop
+                )
+                again.result(20.0)
+                assert snapshot is not None
+                raise FileNotFoundError(snapshot)
+
+            loop, it.models.sample = asyncio.get_running_loop(), gone_at_first
+            prompt = {"chunks": [{"type": "encoded_text", "tokens": [3]}]}
+            body = {"sampling_session_id": sampler, "seq_id": 0, "num_samples": 1, "prompt": prompt}
+            request_id = (await it.asked("/asample", {**body, "sampling_params": {"max_tokens": 2}}))["request_id"]
+            answer = await it.post("/retrieve_future", {"request_id": request_id})
+            assert answer.headers["content-type"] == "application/x-protobuf"
+            first, second = asked_for
+            assert not first.exists()
+            assert second.exists()
 
     run(scene())

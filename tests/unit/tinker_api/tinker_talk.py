@@ -82,8 +82,8 @@ def talk(tmp_path: Path) -> Open:
     """``async with talk(**times) as it``: a server over one folder, which each one after it goes on with."""
 
     @asynccontextmanager
-    async def opened(*, keep_snapshots: int = 16, **times: float) -> AsyncIterator[Talk]:
-        models = ToyModels()
+    async def opened(*, keep_snapshots: int = 16, samples_apart: bool = False, **times: float) -> AsyncIterator[Talk]:
+        models = ToyModels(samples_apart=samples_apart)
         settings = Times(**{"sweep_s": 3600.0, "hold_s": 5.0, **times})
         service = Service(
             models, tmp_path / "served", Keys(KEYS), toy_loss, times=settings, keep_snapshots=keep_snapshots

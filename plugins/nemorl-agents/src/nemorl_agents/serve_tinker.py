@@ -89,8 +89,10 @@ def _tell(address: str, settings: TinkerSettings, keys: Keys, models: TrainedMod
         return
     say(f"model: {settings.models.name}")
     say(f"adapters: up to rank {rank}, {models.adapter_bytes / MIB:.1f} MiB each with gradients and moments")
-    if not models.adapts_head:
+    if models.ties_head:
         say("train_unembed changes nothing: the output head of this model is its embedding")
+    elif not models.adapts_head:
+        say("clients pass train_unembed=False: the engine that samples applies no adapters to output heads")
     say(f"directory: {settings.directory} (a server that begins here again goes on with it)")
     if settings.records:
         say(f"loops of clients are kept as runs: nemorl view {settings.directory / RUNS}")

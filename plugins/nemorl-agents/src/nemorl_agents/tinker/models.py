@@ -133,7 +133,8 @@ STATE = "state"
 
 
 class Models(Protocol):
-    """Adapters on base models. One thread calls it, one call at a time.
+    """Adapters on base models. One thread calls it, one call at a time; where ``samples_apart`` is set, a second one
+    calls ``sample`` meanwhile.
 
     A call that raises leaves the model as it was: what a ``forward_backward`` that failed had added is taken away. An
     error of nemorl's ``UsageError`` family is the client's fault; anything else is the server's.
@@ -145,6 +146,11 @@ class Models(Protocol):
     @property
     def bases(self) -> Sequence[Base]:
         """What clients can ask for."""
+        ...
+
+    @property
+    def samples_apart(self) -> bool:
+        """Samples need nothing of what trains: both go on at the same time."""
         ...
 
     def create(self, model_id: str, new: NewModel) -> None:

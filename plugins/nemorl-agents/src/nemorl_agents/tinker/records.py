@@ -19,6 +19,7 @@ Kind = Literal[
     "save_weights_for_sampler",
     "save_weights_external",
     "sample",
+    "unload_model",
 ]
 State = Literal["waiting", "done", "failed", "gone"]
 """``gone``: its answer was fetched long ago and is kept no more."""

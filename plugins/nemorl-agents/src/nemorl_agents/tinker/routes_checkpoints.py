@@ -54,6 +54,9 @@ class CheckpointRoutes:
             Endpoint("PUT", f"{CHECKPOINT}/ttl", self._ttl),
             Endpoint("GET", f"{CHECKPOINT}/external_weights_urls", self._urls),
             Endpoint("POST", "/weights_info", self._info),
+            Endpoint("POST", "/copy_weights", self._copy),
+            Endpoint("GET", f"{CHECKPOINT}/archive", self._archive),
+            Endpoint("DELETE", "/training_runs/{run}/checkpoints/{name}", self._delete_untyped),
         ]
 
     def file_endpoint(self) -> Endpoint:
@@ -132,6 +135,26 @@ class CheckpointRoutes:
             raise ApiError(422, f"ttl_seconds: {seconds} is not between {SHORTEST_TTL_S} and {LONGEST_TTL_S}")
         expires_s = None if seconds is None else time.time() + seconds
         self._records.checkpoints.put(replace(self._own(call), expires_s=expires_s))
+
+    # Refused by name
+
+    async def _copy(self, call: Call) -> Any:
+        raise ApiError(
+            400,
+            "copy_weights is not served: this server has one project",
+            fix="load or sample from the path itself; publish_checkpoint_from_tinker_path lets other keys do so",
+        )
+
+    async def _archive(self, call: Call) -> Any:
+        raise ApiError(
+            400,
+            "archives of checkpoints are not served",
+            fix="save_weights_external and get_external_weights_urls give the files",
+        )
+
+    async def _delete_untyped(self, call: Call) -> Any:
+        name = call.path["name"]
+        raise ApiError(400, f"which checkpoint {name[:200]} is meant is not said", fix=f"say weights/{name[:200]}")
 
     def _own(self, call: Call) -> Checkpoint:
         path = _path_of(call)

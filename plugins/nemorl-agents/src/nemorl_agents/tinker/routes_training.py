@@ -51,7 +51,10 @@ class TrainingRoutes:
             numbered("optim_step"),
             *map(numbered, saves),
             Endpoint("POST", "/get_info", self._info),
+            Endpoint("POST", "/unload_model", self._unload),
+            Endpoint("POST", "/create_custom_loss", self._custom_loss),
             Endpoint("POST", "/retrieve_future", self._retrieve),
+            Endpoint("POST", "/retrieve_futures", self._retrieve_all),
             Endpoint("POST", "/cancel_future", self._cancel),
         ]
 
@@ -111,6 +114,17 @@ class TrainingRoutes:
             "model_name": name,
         }
 
+    async def _unload(self, call: Call) -> Any:
+        model_id = call.body(ModelId).model_id
+        return {"request_id": await self._service.unload(call.owner, model_id), "model_id": model_id}
+
+    async def _custom_loss(self, call: Call) -> Any:
+        raise ApiError(
+            400,
+            "custom losses are not run by this server: its client/config has custom_loss_server_side off",
+            fix="forward_backward_custom runs them at the client",
+        )
+
     # Futures
 
     async def _retrieve(self, call: Call) -> Any:
@@ -128,6 +142,13 @@ class TrainingRoutes:
         if body.allow_metadata_only and len(answer.payload) > INLINE_BYTES:
             return {"status": "complete_metadata", "response_payload_size": len(answer.payload)}
         return Response(answer.payload, media_type=answer.media_type)
+
+    async def _retrieve_all(self, call: Call) -> Any:
+        raise ApiError(
+            400,
+            "retrieve_futures is not served: this server's client/config has sample_use_retrieve_futures off",
+            fix="ask retrieve_future for each",
+        )
 
     async def _cancel(self, call: Call) -> Any:
         self._service.cancel(call.owner, call.body(FutureId).request_id)

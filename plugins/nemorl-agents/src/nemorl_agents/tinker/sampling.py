@@ -56,7 +56,12 @@ class Sampling:
             found = self._execution.models.sample(sampler.base, folder, [each for _, _, each in asked.values()])
         except Exception as error:
             if len(asked) == 1:
-                return {number: failed(error) for number in asked}
+                ((number, (_, body, request)),) = asked.items()
+                latest = self._records.samplers.get(sampler.id)
+                if latest is not None and latest.folder != sampler.folder:
+                    # It goes along with its model, and the weights were replaced while they were read.
+                    return self._answered({number: (latest, body, request)})
+                return {number: failed(error)}
             alone = [self._answered({number: each}) for number, each in asked.items()]
             return {number: answer for each in alone for number, answer in each.items()}
         bodies = [body for _, body, _ in asked.values()]

@@ -15,7 +15,7 @@ from typing import Any
 from nemorl.base.files.atomic import remove
 from nemorl_trust.audit.recording import record
 
-from nemorl_agents.tinker.errors import ended, missing
+from nemorl_agents.tinker.errors import ApiError, ended, missing
 from nemorl_agents.tinker.execution import Execution, LossNamed
 from nemorl_agents.tinker.flight.observing import Flight, NoFlight
 from nemorl_agents.tinker.folders import Folders
@@ -32,6 +32,11 @@ log = logging.getLogger(__name__)
 
 UNFINISHED = "SELECT session FROM requests WHERE state = 'waiting'"
 ACTIVE: Mapping[str, Any] = {"type": "active"}
+
+
+def unloading(model_id: str) -> str:
+    """The scope of the one request that unloads a model: it has no number among the model's own."""
+    return f"{model_id}:unload"
 
 
 @dataclass(frozen=True)
@@ -194,6 +199,15 @@ class Service:
             raise missing("sampling session", sampler_id)
         return found
 
+    async def unload(self, owner: str, model_id: str) -> str:
+        """Forget a model for good, once what runs has ended; returns the id of the request. Checkpoints remain.
+
+        Raises:
+            ApiError: There is none, or its session is gone.
+        """
+        session = self.model(owner, model_id).session
+        return await self.submit(owner, session, unloading(model_id), 0, "unload_model", model_id.encode())
+
     async def submit(
         self,
         owner: str,
@@ -219,9 +233,11 @@ class Service:
             sequences: That a sample asks for.
 
         Raises:
-            ApiError: Another body has this number, or the session is gone.
+            ApiError: Another body has this number, or the session or the model is gone.
         """
         self.session(owner, session_id)
+        if kind != "sample" and self.records.answer(f"{unloading(scope)}:0") is not None:
+            raise ApiError(410, f"the model {scope} was unloaded", fix="load what save_state wrote into a new one")
         digest = blake2b(kind.encode() + b"\0" + (body if canonical is None else canonical), digest_size=16).hexdigest()
         request = Request(
             f"{scope}:{seq}", scope, seq, session_id, owner, kind, digest, body,
@@ -254,6 +270,8 @@ class Service:
     def _offer(self, request_id: str, scope: str, seq: int, kind: Kind) -> None:
         if kind == "sample":
             self.worker.offer_sample(request_id, self._lane(scope))
+        elif kind == "unload_model":
+            self.worker.soon(lambda: self.worker.unload(request_id, scope.removesuffix(unloading(""))))
         else:
             self.worker.offer(request_id, scope, seq)
 

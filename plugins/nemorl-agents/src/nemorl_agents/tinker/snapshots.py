@@ -5,49 +5,61 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Self, cast
 
 from nemorl.config.models import GenerationConfig, PolicyConfig
-from nemorl.contracts.workers import WorkerGroup
+from nemorl.contracts import HoldsVersions
 from nemorl.errors import UsageError
 from nemorl.resources.manager import short_name
 from nemorl.resources.policies import TrainingPolicy
 from nemorl.types import Completion, GenerationRequest, SamplingParams
-from nemorl.weights import IN_PROCESS
+from nemorl.weights import IN_PROCESS, Form, WeightHandle
 from nemorl_rl.placement.engines import standalone_generation
-from nemorl_rl.serving.snapshots import held_versions
+from nemorl_rl.serving.snapshots import ADAPTER_SNAPSHOTS, SNAPSHOTS, holds_adapters
 from nemorl_tensors import TokenBatch
 
+from nemorl_agents.tinker.adapter_files import AdapterFiles
 from nemorl_agents.tinker.execution import derived_seed
 from nemorl_agents.tinker.models import Sampled, SampledSequence, SampleRequest, Topk
 
 
-def require_snapshots(config: GenerationConfig) -> None:
-    """Before minutes of loading.
+def snapshot_form(config: GenerationConfig) -> Form:
+    """What the engine holds several versions of: the whole weights, or adapters alone. Before minutes of loading.
 
     Raises:
-        UsageError: The engine holds one version of the weights, or does not take them in this process.
+        UsageError: It holds one version, or does not take weights in this process.
     """
-    if "snapshots" not in config.backend.supports or IN_PROCESS not in config.backend.weight_transports:
-        raise UsageError(
-            f"generation backend {short_name(config.backend)} does not hold several snapshots in this process",
-            fix="serve with --backend hf",
-        )
+    backend = config.backend
+    if IN_PROCESS in backend.weight_transports:
+        if SNAPSHOTS in backend.supports:
+            return "model"
+        if holds_adapters(backend):
+            return "adapters"
+        if ADAPTER_SNAPSHOTS in backend.supports:
+            message = f"generation backend {short_name(backend)} tells snapshots apart where it holds two at least"
+            raise UsageError(message, fix="serve with --snapshots 2 or more")
+    raise UsageError(
+        f"generation backend {short_name(backend)} does not hold several snapshots in this process",
+        fix="serve with --backend hf, or with --backend vllm",
+    )
 
 
 class SnapshotSampler:
     """A generation backend over the versions of the weights that snapshots are."""
 
-    def __init__(self, config: GenerationConfig, policy: PolicyConfig) -> None:
+    def __init__(self, config: GenerationConfig, policy: PolicyConfig, files: AdapterFiles | None = None) -> None:
         """
         Args:
             config: The engine.
             policy: Of the base.
+            files: Of an engine that holds adapters alone: where these come from.
         """
-        self.config = config
-        self._limit = held_versions(config.backend)
-        self._engine = standalone_generation(config, policy.model_copy(update={"lora": None}))
-        self._versions: dict[str | None, int] = {}
+        self.config, self.files = config, files
+        self._limit = cast(HoldsVersions, config.backend).snapshots
+        lora = None if files is None else files.lora
+        weights = None if files is None else files.base_handle(version=0)
+        self._engine = standalone_generation(config, policy.model_copy(update={"lora": lora}), weights)
+        self._versions: dict[str | None, int] = {} if weights is None else {None: weights.version}
         """Of the snapshots that it holds, oldest first"""
         self._newest = 0
 
@@ -62,19 +74,19 @@ class SnapshotSampler:
         self._engine.shutdown()
 
     def sample(
-        self, snapshot: str | None, requests: Sequence[SampleRequest], put_in_place: Callable[[], WorkerGroup]
+        self, snapshot: str | None, requests: Sequence[SampleRequest], weights: Callable[[int], WeightHandle]
     ) -> list[Sampled]:
         """Answers in order.
 
         Args:
             snapshot: By its folder; ``None``: the base itself.
             requests: Of its weights.
-            put_in_place: Makes the trainer's weights those of the snapshot; asked where the engine does not hold them.
+            weights: Hands over the snapshot's weights under a version; asked where the engine does not hold them.
         """
         version = self._versions.get(snapshot)
         if version is None:
             version = self._newest = self._newest + 1
-            self._engine.update_weights(put_in_place().publish(IN_PROCESS, version))
+            self._engine.update_weights(weights(version))
             self._versions[snapshot] = version
             while len(self._versions) > self._limit:
                 del self._versions[next(iter(self._versions))]

@@ -1,19 +1,23 @@
 """Models of a Tinker server on nemorl's engines: adapters on one base, and samples from snapshots of them.
 
 A training backend holds the base once, and the adapter of one model at a time in place (``SharedBase`` in
-``nemorl.contracts``). A generator holds the versions of the weights that were sampled from last. A snapshot that it
-does not hold is put in place in the trainer, which hands its weights over.
+``nemorl.contracts``). A generator holds the versions of the weights that were sampled from last. One of whole weights
+is given a snapshot by the trainer, which puts it in place and hands its weights over; one of adapters reads the
+snapshot's files, so that it samples while the trainer trains.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import torch
 from nemorl.base.files.atomic import replace_text
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.load import validate
@@ -24,6 +28,7 @@ from nemorl.errors import UsageError
 from nemorl.metrics import values
 from nemorl.resources.manager import LocalLauncher
 from nemorl.resources.worker import TrainingFactory, WorkerContext
+from nemorl.weights import IN_PROCESS, WeightHandle
 from nemorl_rl.data.tokenizer import Tokenizer, context_tokens
 from nemorl_rl.models.hub_models import require_model
 from nemorl_rl.placement.halved_policy import HalvedPolicy
@@ -31,6 +36,7 @@ from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_trust.site_check import require_engine
 
+from nemorl_agents.tinker.adapter_files import AdapterFiles, adapted_modules
 from nemorl_agents.tinker.batches import client_batch
 from nemorl_agents.tinker.flight.recorder import FlightRecorder
 from nemorl_agents.tinker.losses import ClientLoss
@@ -44,7 +50,7 @@ from nemorl_agents.tinker.models import (
     Sampled,
     SampleRequest,
 )
-from nemorl_agents.tinker.snapshots import SnapshotSampler, require_snapshots
+from nemorl_agents.tinker.snapshots import SnapshotSampler, snapshot_form
 
 POLICY = "policy"
 """The adapter that the backend begins with. It is never trained: in place, it leaves the base as it is."""
@@ -53,6 +59,8 @@ SAMPLED = "sampled"
 ALPHA = 32.0
 SHAPE = "shape.json"
 ADAPTER = "adapter"
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @contextmanager
@@ -65,7 +73,7 @@ def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
     """
     generation = validate(GenerationConfig, dict(settings.generation), source="serve")
     require_engine(settings.model, generation.backend)
-    require_snapshots(generation)
+    form = snapshot_form(generation)
     require_model(settings.model)
     limit = min(settings.max_sequence_tokens, context_tokens(settings.model) or settings.max_sequence_tokens)
     text = read_model_config(PolicyConfig(model_name=settings.model)).get_text_config()
@@ -73,14 +81,19 @@ def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
         "model_name": settings.model,
         "precision": settings.precision,
         "max_sequence_tokens": limit,
-        "lora": {"rank": settings.largest_rank, "alpha": ALPHA, "head": not text.tie_word_embeddings},
+        # Engines that apply adapters do so to linear layers of the body alone.
+        "lora": {
+            "rank": settings.largest_rank,
+            "alpha": ALPHA,
+            "head": not text.tie_word_embeddings and form == "model",
+        },
     }
     policy = validate(PolicyConfig, fields, source="serve")
     context = WorkerContext(device=ClusterConfig().device)
     launcher = LocalLauncher(context)
     group = launcher.training_group(TrainingFactory(policy), "the Tinker server's trainer")
     try:
-        with SnapshotSampler(generation, policy) as sampler:
+        with snapshot_sampler(generation, policy, group) as sampler:
             yield TrainedModels(settings.name, policy, group, sampler)
     finally:
         group.shutdown()
@@ -89,6 +102,39 @@ def trained_models(settings: ModelSettings) -> Iterator[TrainedModels]:
 def recorded(models: TrainedModels) -> FlightRecorder:
     """What keeps the loops of these models."""
     return FlightRecorder(models.config, models.generation, Tokenizer.of(models.config).decode)
+
+
+def snapshot_sampler(generation: GenerationConfig, policy: PolicyConfig, group: WorkerGroup) -> SnapshotSampler:
+    """What samples from snapshots: an engine that holds whole models, or one over the base that holds adapters.
+
+    Args:
+        generation: The engine.
+        policy: Of the base; its adapter is the largest that can be made.
+        group: The training backend's workers.
+    """
+    files = _adapter_files(group, policy) if snapshot_form(generation) == "adapters" else None
+    return SnapshotSampler(generation, policy, files)
+
+
+def _adapter_files(group: WorkerGroup, policy: PolicyConfig) -> AdapterFiles:
+    assert policy.lora is not None, "the policy has adapters"
+    factors = {name: factor for part in group.call(AdapterBackend.export_adapters)[0] for name, factor in part.items()}
+    base = {name: torch.zeros_like(factor, device="cpu") for name, factor in factors.items()}
+    lora = policy.lora.model_copy(update={"target_modules": adapted_modules(base)})
+    return AdapterFiles(lora, base)
+
+
+def _one_at_a_time(
+    verb: Callable[Concatenate[TrainedModels, P], T],
+) -> Callable[Concatenate[TrainedModels, P], T]:
+    """A verb of the trainer: another thread that samples may need it too."""
+
+    @wraps(verb)
+    def alone(self: TrainedModels, /, *args: P.args, **named: P.kwargs) -> T:
+        with self._trainer:
+            return verb(self, *args, **named)
+
+    return alone
 
 
 class TrainedModels:
@@ -109,8 +155,12 @@ class TrainedModels:
             sampler: What samples from snapshots.
         """
         self._group, self._policy, self._sampler = group, HalvedPolicy(group), sampler
+        self._trainer = threading.RLock()
+        self.samples_apart = sampler.files is not None
+        text = read_model_config(policy).get_text_config()
+        self.ties_head: bool = text.tie_word_embeddings
         self._base = Base(name, policy.max_sequence_tokens, tokenizer=str(policy.model_name))
-        self._vocabulary = read_model_config(policy).get_text_config().vocab_size
+        self._vocabulary: int = text.vocab_size
         self.config, self.generation = policy, sampler.config
         lora = policy.lora
         assert lora is not None, "the policy has adapters"
@@ -128,7 +178,13 @@ class TrainedModels:
     def bases(self) -> Sequence[Base]:
         return [self._base]
 
+    @_one_at_a_time
     def create(self, model_id: str, new: NewModel) -> None:
+        if new.train_unembed and not self.adapts_head and not self.ties_head:
+            raise UsageError(
+                "train_unembed: the engine that samples applies no adapters to output heads",
+                fix="pass train_unembed=False to create_lora_training_client, or serve with --backend hf",
+            )
         asked: dict[AdaptedModules, bool] = {
             "attention": new.train_attn,
             "mlp": new.train_mlp,
@@ -139,12 +195,14 @@ class TrainedModels:
             raise UsageError("an adapter that adapts nothing cannot learn", fix="set train_attn or train_mlp")
         self._add(model_id, AdapterShape(new.rank, ALPHA, new.seed, modules))
 
+    @_one_at_a_time
     def forward(self, model_id: str, data: Sequence[Datum], loss: Loss) -> Passed:
         made = self._batch(data, loss)
         self._use(model_id)
         metrics, outputs = self._policy.forward(made.batch, made.loss)
         return Passed(made.logprobs(outputs), _of_client(values(metrics)))
 
+    @_one_at_a_time
     def forward_backward(self, model_id: str, data: Sequence[Datum], loss: Loss) -> Passed:
         made = self._batch(data, loss)
         self._use(model_id)
@@ -158,10 +216,12 @@ class TrainedModels:
         self._passes[model_id].append((made.batch, made.loss))
         return Passed(made.logprobs(outputs), _of_client(values(metrics)))
 
+    @_one_at_a_time
     def use(self, model_id: str) -> None:
         """Put an adapter in place."""
         self._use(model_id)
 
+    @_one_at_a_time
     def step(self, model_id: str, adam: AdamStep) -> dict[str, float]:
         if adam.eps <= 0:
             raise UsageError(f"eps is {adam.eps}: weights without a gradient would be divided by 0", fix="send 1e-12")
@@ -170,6 +230,7 @@ class TrainedModels:
         self._passes.pop(model_id, None)
         return values(made)
 
+    @_one_at_a_time
     def save(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
         self._use(model_id)
         self.snapshot(model_id, folder / ADAPTER)
@@ -177,6 +238,7 @@ class TrainedModels:
             (folder / STATE).mkdir(parents=True)
             self._group.call(TrainingBackend.save_checkpoint, folder / STATE)
 
+    @_one_at_a_time
     def load(self, model_id: str, folder: Path, *, optimizer: bool) -> None:
         saved = _shape_of(folder / ADAPTER)
         own = self._shapes[model_id]
@@ -188,6 +250,7 @@ class TrainedModels:
             self._group.call(TrainingBackend.load_checkpoint, folder / STATE)
         self._passes.pop(model_id, None)
 
+    @_one_at_a_time
     def snapshot(self, model_id: str, folder: Path) -> None:
         self._use(model_id)
         folder.mkdir(parents=True, exist_ok=True)
@@ -197,16 +260,22 @@ class TrainedModels:
         replace_text(folder / SHAPE, json.dumps(facts) + "\n")
 
     def sample(self, base: str, snapshot: Path | None, requests: Sequence[SampleRequest]) -> list[Sampled]:
-        def put_in_place() -> WorkerGroup:
-            self._put_in_place(snapshot)
-            return self._group
+        def weights(version: int) -> WeightHandle:
+            if self._sampler.files is None:
+                self._put_in_place(snapshot)
+                return self._group.publish(IN_PROCESS, version)
+            if snapshot is None:
+                return self._sampler.files.base_handle(version)
+            return self._sampler.files.handle(snapshot, _shape_of(snapshot), version)
 
-        found = self._sampler.sample(None if snapshot is None else str(snapshot), requests, put_in_place)
+        found = self._sampler.sample(None if snapshot is None else str(snapshot), requests, weights)
         if any(request.topk_prompt_logprobs or request.topk_sample_logprobs for request in requests):
-            self._put_in_place(snapshot)
-            return [self._sampler.with_likeliest(self._policy, *pair) for pair in zip(requests, found, strict=True)]
+            with self._trainer:
+                self._put_in_place(snapshot)
+                return [self._sampler.with_likeliest(self._policy, *pair) for pair in zip(requests, found, strict=True)]
         return found
 
+    @_one_at_a_time
     def free(self, model_id: str) -> None:
         if self._shapes.pop(model_id, None) is not None:
             self._remove(model_id)

@@ -1,4 +1,5 @@
 """Worker: the one thread that owns the models. Each model's requests run in its order, and no client waits for all.
+Where samples need nothing of what trains (``Models.samples_apart``), a second thread answers them.
 
 Clients take turns: a model's turn ends with an optimizer step or after a number of requests, a sampler's with one call
 over all that waits for its weights.
@@ -10,14 +11,14 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from nemorl.errors import StorageError
 
 from nemorl_agents.tinker.errors import ApiError, failure_of
-from nemorl_agents.tinker.execution import Done, Execution, failed
+from nemorl_agents.tinker.execution import Done, Execution, done, failed
 from nemorl_agents.tinker.order import Order
 from nemorl_agents.tinker.records import Answer, Kind, Records, Request
 from nemorl_agents.tinker.sampling import Sampling
@@ -62,19 +63,27 @@ class Worker:
         """Models ("model") and weights ("sample") with requests that wait; first whose turn is next"""
         self._jobs: deque[Callable[[], None]] = deque()
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="nemorl-tinker", daemon=True)
+        lanes: list[tuple[str, ...]] = [("model", "sample")]
+        if execution.models.samples_apart:
+            lanes = [("model",), ("sample",)]
+        self._threads = [
+            threading.Thread(target=self._run, args=[kinds], name=f"nemorl-tinker-{kinds[0]}", daemon=True)
+            for kinds in lanes
+        ]
 
     def start(self) -> None:
         """Begin with what is there."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def shutdown(self) -> None:
         """End after the request that runs."""
         with self._changed:
             self._ending.set()
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
 
     def offer(self, request_id: str, model_id: str, seq: int) -> None:
         """Take in a request of a model."""
@@ -83,14 +92,14 @@ class Worker:
                 self._orders[model_id] = Order(self._records.next_seq(model_id))
             self._orders[model_id].offer(seq, request_id)
             self._turns.setdefault(("model", model_id))
-            self._changed.notify()
+            self._changed.notify_all()
 
     def offer_sample(self, request_id: str, lane: str) -> None:
         """Take in a request of a sampler."""
         with self._changed:
             self._samples.setdefault(lane, deque()).append(request_id)
             self._turns.setdefault(("sample", lane))
-            self._changed.notify()
+            self._changed.notify_all()
 
     def missing(self, model_id: str) -> int | None:
         """The number of the request that a model's others wait for, where it has not come."""
@@ -111,7 +120,7 @@ class Worker:
         """Call something on this thread, before the next request."""
         with self._changed:
             self._jobs.append(job)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def end(self, model_ids: Iterable[str], reason: Exception, status: Mapping[str, Any]) -> None:
         """Forget models for good, as their session ended so: what waits for them fails."""
@@ -123,6 +132,19 @@ class Worker:
             self._execution.forget(model_id)
             self._execution.folders.forget(model_id)
 
+    def unload(self, request_id: str, model_id: str) -> None:
+        """Forget a model for good because its client asks for it."""
+        request = self._records.requests.get(request_id)
+        if request is None or request.state != "waiting":
+            return
+        self.end([model_id], ApiError(410, f"the model {model_id} was unloaded"), {"type": "success"})
+        answer = done({"type": "unload_model", "model_id": model_id}).answer
+        if not self._kept([(request, answer)], None):
+            self._pause()
+            self.soon(lambda: self.unload(request_id, model_id))
+            return
+        self._on_done(request_id)
+
     def park(self, model_id: str) -> None:
         """Take a model out of memory until its next request."""
         with self._changed:
@@ -132,10 +154,10 @@ class Worker:
 
     # The thread
 
-    def _run(self) -> None:
+    def _run(self, kinds: Collection[str]) -> None:
         while True:
             with self._changed:
-                job, turn = self._next()
+                job, turn = self._next(kinds)
                 if self._ending.is_set():
                     return
                 if job is None and turn is None:
@@ -150,10 +172,10 @@ class Worker:
                 log.exception("a Tinker server's worker goes on after an error of its own")
                 self._pause()
 
-    def _next(self) -> tuple[Callable[[], None] | None, tuple[str, str] | None]:
-        if self._jobs:
+    def _next(self, kinds: Collection[str]) -> tuple[Callable[[], None] | None, tuple[str, str] | None]:
+        if self._jobs and "model" in kinds:
             return self._jobs.popleft(), None
-        for turn in [*self._turns]:
+        for turn in [turn for turn in self._turns if turn[0] in kinds]:
             kind, name = turn
             is_ready = self._samples.get(name) if kind == "sample" else self._first(name) is not None
             if is_ready:

@@ -187,16 +187,18 @@ class RolloutResources(TenantResources):
             self._tenancy.admit(ENGINE, tenant, ("weights", "cache"), forgets=forgets)
 
 
-def standalone_generation(generation: GenerationConfig, policy: PolicyConfig) -> GenerationPolicy:
-    """A generator of a model on disk, outside any run, in this process."""
+def standalone_generation(
+    generation: GenerationConfig, policy: PolicyConfig, weights: WeightHandle | None = None
+) -> GenerationPolicy:
+    """A generator outside any run, in this process: of a model on disk, or of weights that are handed over."""
     launcher = LocalLauncher(WorkerContext(device=ClusterConfig().device))
-    factory = GenerationFactory(generation, policy, None)
+    factory = GenerationFactory(generation, policy, weights)
     group = launcher.engine_group(factory, f"generation backend {short_name(generation.backend)}")
     limits = _request_limits(generation, ClusterConfig())
     return GenerationPolicy(
         group,
         single_requests=limits,
-        takes_versions=takes_versions(generation.backend, "model"),
+        takes_versions=takes_versions(generation.backend, "model" if weights is None else weights.form),
         constrains=CONSTRAINED in generation.backend.supports,
     )
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Flight(Protocol):
-    """Told of requests in the order in which they ran, by the thread that owns the models. Raises nothing."""
+    """Told of requests in the order in which they ran; of samples maybe by another thread. Raises nothing."""
 
     def open(self, folder: Path, records: Records) -> None:
         """Begin, for the server of a folder and its journal."""

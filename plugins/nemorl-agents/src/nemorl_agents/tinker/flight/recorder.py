@@ -6,6 +6,7 @@ What goes wrong here costs a record, never a client's request: it is warned of, 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -44,7 +45,7 @@ class Loop:
 
 
 class FlightRecorder:
-    """The loops of a server. Its methods are called by the thread that owns the models."""
+    """The loops of a server. Samples may be told by another thread than the rest."""
 
     def __init__(self, policy: PolicyConfig, generation: GenerationConfig, decode: Decode) -> None:
         """
@@ -59,6 +60,7 @@ class FlightRecorder:
         self._loops: dict[str, Loop] = {}
         self._lost: set[str] = set()
         self._calls = 0
+        self._lock = threading.RLock()
         self._behind = ThreadPoolExecutor(1, "nemorl-flight")
 
     def open(self, folder: Path, records: Records) -> None:
@@ -92,15 +94,19 @@ class FlightRecorder:
 
     def sampled(self, answers: Sequence[tuple[Request, bytes]]) -> None:
         """Samples of one call."""
-        self._calls += 1
-        for request, answer in answers:
-            sampler = self._records.samplers.get(request.scope)
-            model_id = None if sampler is None else self._model_of(sampler)
-            if sampler is None or sampler.folder is None or model_id not in self._loops or request.body is None:
-                continue
-            weights = int(sampler.folder[-8:])
-            made = Operation("sample", request.id, request.seq, request.body, answer, self._calls, weights)
-            self._loops[model_id].operations.append(made)
+        with self._lock:
+            self._calls += 1
+            for request, answer in answers:
+                self._sampled(request, answer)
+
+    def _sampled(self, request: Request, answer: bytes) -> None:
+        sampler = self._records.samplers.get(request.scope)
+        model_id = None if sampler is None else self._model_of(sampler)
+        if sampler is None or sampler.folder is None or model_id not in self._loops or request.body is None:
+            return
+        weights = int(sampler.folder[-8:])
+        made = Operation("sample", request.id, request.seq, request.body, answer, self._calls, weights)
+        self._loops[model_id].operations.append(made)
 
     def end(self, model_id: str, status: Mapping[str, Any], save: Callable[[Path], None]) -> None:
         """The client of a loop is done or gone.
@@ -139,10 +145,11 @@ class FlightRecorder:
 
     @contextmanager
     def _guarded(self, model_id: str, seq: int = -1) -> Iterator[Loop | None]:
-        try:
-            yield None if model_id in self._lost else self._loop(model_id, seq)
-        except Exception as error:
-            self._lose(model_id, error)
+        with self._lock:
+            try:
+                yield None if model_id in self._lost else self._loop(model_id, seq)
+            except Exception as error:
+                self._lose(model_id, error)
 
     def _lose(self, model_id: str, error: Exception) -> None:
         log.warning("%s is recorded no further: %s", model_id, error)

@@ -20,8 +20,7 @@ from nemorl_agents.tinker.flight.operations import read_step
 from nemorl_agents.tinker.flight.repeating import Repeating
 from nemorl_agents.tinker.losses import loss_named
 from nemorl_agents.tinker.models import NewModel
-from nemorl_agents.tinker.snapshots import SnapshotSampler
-from nemorl_agents.tinker.trained import TrainedModels
+from nemorl_agents.tinker.trained import TrainedModels, snapshot_sampler
 
 LOOP = "the:loop"
 
@@ -44,7 +43,7 @@ class ClientLoopTrainer(BaseTrainer[ClientLoopConfig]):
     def build_parts(self) -> None:
         run, config = self.run, self.config
         self.tokenizer = Tokenizer.of(config.policy)
-        sampler = run.own(SnapshotSampler(config.generation, config.policy), "shutdown")
+        sampler = run.own(snapshot_sampler(config.generation, config.policy, run.policy.workers), "shutdown")
         base = str(config.policy.model_name)
         models = TrainedModels(base, config.policy, run.policy.workers, sampler)
         models.create(LOOP, NewModel(base_model=base, **config.adapter.model_dump()))

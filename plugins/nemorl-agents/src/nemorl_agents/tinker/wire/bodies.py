@@ -1,4 +1,4 @@
-"""JSON bodies as clients of version 0.38 send them. A field that is unknown is an error: it might mean something."""
+"""JSON bodies as clients of versions 0.25 to 0.38 send them. An unknown field is an error: it might mean something."""
 
 from __future__ import annotations
 
