@@ -46,7 +46,7 @@ def families(found: Counted) -> str:
     for family in (*FAMILIES, FRAGMENTS, ALL):
         cells = [family]
         for entries in found.values():
-            verdicts = Counter(entry.verdict for name, entry in entries if family in (name, ALL))
+            verdicts: Counter[str] = Counter(entry.verdict for name, entry in entries if family in (name, ALL))
             cells += [str(verdicts.total()), *(str(verdicts[verdict]) for verdict in VERDICTS)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from nemorl.config import PolicyConfig
-from nemorl.metrics import Metrics
+from nemorl.metrics import Mean, Metrics
 from nemorl.resources.worker import WorkerContext
 from nemorl_megatron import MegatronConfig
 from nemorl_megatron.bridge.exchange import Exchange, global_names
 from nemorl_megatron.bridge.own import OwnBridge
 from nemorl_megatron.training import MegatronBackend
+from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
 from nemorl_sft.loss import NLLLoss
 from nemorl_tensors import TokenBatch
 from nemorl_testing.batches import branching_batch, ragged_batch
@@ -167,10 +168,25 @@ def spoiled(context: WorkerContext, case: Case) -> list[dict[str, Tensor]]:
     return found
 
 
+def mostly_measured(context: WorkerContext, case: Case) -> tuple[float, Found]:
+    """A step in which two sequences have an advantage: the share of those without a backward pass, and the step."""
+    backend, mine = _start(context, case)
+    logprobs = backend.get_logprobs(mine)
+    mine = mine.with_tokens(
+        advantages=torch.where(mine.sequence_ids < 2, 1.0, 0.0),
+        old_logprobs=logprobs,
+        generation_logprobs=logprobs,
+    )
+    metrics = backend.train_step(mine, ClippedPolicyGradientLoss())
+    update = {"balance_loss": Mean(0.0), **metrics}
+    found = metrics["skipped_backward_frac"].value, _found(metrics, update, {}, _biases(backend))
+    backend.shutdown()
+    return found
+
+
 def _start(context: WorkerContext, case: Case) -> tuple[MegatronBackend, TokenBatch]:
-    options = {"name": "megatron", "distributed_optimizer": False, "router": ROUTER, **case.options}
-    if "glm" not in case.model:
-        options["router"] = {"balance_loss": COEFFICIENT}
+    router = ROUTER if "glm" in case.model else {"balance_loss": COEFFICIENT}
+    options = {"name": "megatron", "distributed_optimizer": False, "router": router, **case.options}
     fields = {"model_name": case.model, "microbatch_tokens": 64, "backend": options, **case.policy}
     config = PolicyConfig.model_validate(fields)
     backend = config.backend.build(config, context, reference=False)

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
 from layouts import CP, EP, LOW, MIXTURE, PADDED, PP, RECOMPUTED, SHARED, TP, VPP
-from megatron_routers import BATCHES, RATE, Case, Found, by_hand, spoiled, step
+from megatron_routers import BATCHES, RATE, Case, Found, by_hand, mostly_measured, spoiled, step
 from nemorl_rl.models.tiny import write_tiny_model
 from spread_cases import run_spread
 from tiers import in_full
@@ -146,6 +146,24 @@ def test_biases_stay_where_nothing_is_learnt(steps: Steps) -> None:
     assert not any(torch.equal(start[name], moved[name]) for name in start)
     for found in after:
         assert all(torch.equal(found[name], bias) for name, bias in start.items())
+
+
+@pytest.mark.parametrize("policy", [{}, RECOMPUTED], ids=["kept", "recomputed"])
+def test_sequences_without_a_backward_pass_count_once(policy: dict[str, Any], steps: Steps) -> None:
+    options = PADDED | {"router": {"bias_update_rate": RATE}}
+    case = steps.placed(Case("one", "glm4_moe", policy=policy, options=options))
+    ((skipped, found),) = run_spread(mostly_measured, {"one": case})["one"]
+    expected = steps.expected["glm4_moe", "branching"]
+    assert skipped > 0.5
+    assert (found.busiest, found.dead) == (pytest.approx(expected.busiest, abs=1e-12), expected.dead)
+    assert all(torch.equal(found.biases[name], bias) for name, bias in expected.biases.items())
+
+
+def test_balanced_sequences_all_have_a_backward_pass(steps: Steps) -> None:
+    case = steps.placed(Case("one", "glm4_moe", options=PADDED))
+    ((skipped, found),) = run_spread(mostly_measured, {"one": case})["one"]
+    assert skipped == 0
+    assert found.balance == pytest.approx(steps.expected["glm4_moe", "branching"].balance, abs=1e-6)
 
 
 def test_biases_are_float32_in_a_model_of_bfloat16(steps: Steps) -> None:
