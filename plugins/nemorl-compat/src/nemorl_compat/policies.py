@@ -68,7 +68,8 @@ class _Speaker:
         self.tokenizer, limit = Tokenizer.of(model), model.max_sequence_tokens
         self._pool = EnvironmentPool(Unscored())
         self._engine = RolloutEngine(policy, self._pool, self.tokenizer, max_sequence_tokens=limit)
-        self._plan = RolloutPlan(1, generation.sampling())
+        sampling = generation.sampling(routes="routes" in model.backend.asks_of_sampler)
+        self._plan = RolloutPlan(1, sampling)
         self._calls = 0
 
     def __call__(self, batch: Sequence[Row]) -> Samples:
