@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from nemorl.errors import BackendError
@@ -114,5 +115,34 @@ class Seeing:
     def visible(self) -> str:
         return self.gpus
 
+    def where(self) -> tuple[str, str]:
+        """Node and visible GPUs."""
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), self.gpus
+
     def shutdown(self) -> None:
         pass
+
+
+class Spread(Seeing):
+    """Starts the processes of its further nodes, and says where all of them are."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        import ray
+
+        super().__init__(context)
+        self.actors = [start() for start in context.further_nodes]
+        there = [replace(context, gpus=gpus) for gpus in context.further_gpus]
+        ray.get([actor.build.remote(Seeing, each) for actor, each in zip(self.actors, there, strict=True)])
+
+    def all_places(self) -> list[tuple[str, str]]:
+        """Node and visible GPUs of this process and of those on further nodes."""
+        import ray
+
+        return [self.where(), *ray.get([actor.invoke.remote("backend", "where", {}, None) for actor in self.actors])]
+
+    def further_pids(self) -> list[int]:
+        import ray
+
+        return [facts.pid for facts in ray.get([actor.facts.remote() for actor in self.actors])]
