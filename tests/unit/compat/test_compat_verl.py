@@ -186,6 +186,7 @@ MAPPED = [
     (BASE, f"{MODEL}.lora_rank", 32, ("policy", "lora", "rank"), 32),
     (BASE, f"{ROLLOUT}.tensor_model_parallel_size", 8, ("generation", "backend", "tensor_parallel_size"), 8),
     (BASE, f"{ROLLOUT}.quantization", "fp8", ("generation", "backend", "precision"), "fp8"),
+    (BASE, f"{ACTOR}.ulysses_sequence_parallel_size", 4, ("policy", "backend", "context_parallel_size"), 4),
     (MEGATRON, f"{MODEL}.lora.rank", 32, ("policy", "lora", "rank"), 32),
     (MEGATRON, f"{ACTOR}.megatron.pipeline_model_parallel_size", 4, ("policy", "backend", "pipeline_parallel_size"), 4),
     # min_lr 1e-7 of a rate of 1e-6

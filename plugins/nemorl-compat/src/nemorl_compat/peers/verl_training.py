@@ -23,6 +23,7 @@ MEGATRON = {
     "override_transformer_config.account_for_embedding_in_pipeline_split": "policy.backend.embedding_counts_as_layer",
     "override_transformer_config.account_for_loss_in_pipeline_split": "policy.backend.head_counts_as_layer",
 }
+ULYSSES = "ulysses_sequence_parallel_size"
 DTYPES = {
     **dict.fromkeys(("bf16", "bfloat16"), "bfloat16"),
     **dict.fromkeys(("fp32", "float32", "float"), "float32"),
@@ -102,7 +103,19 @@ def backend(given: Given, new: Pieces) -> None:
             new.put(target, given.get(other))
         elif given.has(other):
             new.differ(other, f"the policy is trained by {name}")
+    _shared_sequences(given, new, name)
     _router(given, new, name)
+
+
+def _shared_sequences(given: Given, new: Pieces, name: str) -> None:
+    """FSDP's ranks that share sequences. The actor's key is written over its engine's where it asks for any."""
+    keys = [key for key in (f"{ACTOR}.{ULYSSES}", f"{ACTOR}.fsdp_config.{ULYSSES}") if given.has(key)]
+    if name == "megatron":
+        for key in keys:
+            new.differ(key, f"the policy is trained by {name}")
+    elif keys:
+        asked = [given.whole(key, 1, least=1) for key in keys]
+        new.put("policy.backend.context_parallel_size", next((size for size in asked if size > 1), 1))
 
 
 def _router(given: Given, new: Pieces, name: str) -> None:
