@@ -204,7 +204,7 @@ def test_inflight_samplers_go_along_with_the_latest_weights(client: RawClient) -
     assert found[0] == found[2] != found[1]
 
 
-@pytest.mark.parametrize("path", ["/nowhere", "/retrieve_futures"])
+@pytest.mark.parametrize("path", ["/nowhere", "/billing/usage"])
 def test_what_is_not_served_is_said_in_json(client: RawClient, path: str) -> None:
     answer = client.post(path, {})
     assert answer.status_code == 404
