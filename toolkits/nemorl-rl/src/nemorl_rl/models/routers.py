@@ -115,6 +115,16 @@ ROUTER_METRICS: Mapping[str, MetricInfo] = {
         ),
     ),
     **dict.fromkeys(
+        ("train/balance_loss", "train/<model>/balance_loss"),
+        MetricInfo(
+            "Imbalance of experts",
+            meaning="mean over tokens and layers of the auxiliary loss without its coefficient, if it has one: 1 is "
+            "even",
+            watch_for="growth: raise `policy.backend.router.balance_loss`",
+            smooth=True,
+        ),
+    ),
+    **dict.fromkeys(
         ("train/dead_experts", "train/<model>/dead_experts"),
         MetricInfo(
             "Experts without tokens",
