@@ -38,6 +38,17 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": GPT_OSS,
     "one-sided": GPT_OSS,
+    "qwen3_5_moe": {
+        **{"architecture": "qwen3_5_moe_text", **ROUTED, "num_experts": 4, "shared_expert_intermediate_size": 16},
+        **{"head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
+        **{"linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8},
+    },
+    "nemotron_h": {
+        **{"architecture": "nemotron_h", **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1, "head_dim": 8},
+        **{"moe_shared_expert_intermediate_size": 16, "num_hidden_layers": 4, "n_group": 1, "topk_group": 1},
+        **{"layers_block_type": ["mamba", "moe", "attention", "moe"], "mamba_num_heads": 4, "mamba_head_dim": 8},
+        **{"ssm_state_size": 8, "n_groups": 2},
+    },
 }
 """``one-sided``: its routers send every token to the first two experts."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import spread_cases
 import torch
-from mixture_runs import MIXTURES, Gradients, gradients, write_mixture
+from mixture_runs import Gradients, gradients, write_mixture
 from nemorl.resources.worker import WorkerContext
 from nemorl_testing.batches import ragged_batch
 from sharded_runs import Case, Found, refuse, train
@@ -56,6 +56,8 @@ CASES = (
         [
             Case("fsdp2 x ep2 deepseek_v3 recomputed", "deepseek_v3", 4, RECOMPUTED, EP2),
             Case("fsdp2 x ep2 gpt_oss", "gpt_oss", 4, options=EP2),
+            Case("ep2 qwen3_5_moe", "qwen3_5_moe", 2, options=EP2),
+            Case("ep2 nemotron_h", "nemotron_h", 2, options=EP2),
         ]
     ),
     Case("ep2 biased -> one", "deepseek_v3", options=BIASED, resumes="ep2 biased"),
@@ -74,7 +76,7 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._models = {name: write_mixture(folder / name, name) for name in MIXTURES}
+        self._models = {name: write_mixture(folder / name, name) for name in {case.model for case in CASES}}
         self._alone: dict[str, Found] = {}
         self.alone(Case("one", "qwen3_moe", saves="one"))
         self.alone(Case("one", "deepseek_v3", options=BIASED, saves="one biased"))
