@@ -10,8 +10,8 @@ from nemorl.config import PolicyConfig
 from nemorl_dtensor import DTensorConfig
 from nemorl_rl.models.tiny import write_tiny_model
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64}
-SIX = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}
+SIX: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
 EXPERTS, ROUTER = "backend.expert_parallel_size", "backend.router."
 
 
