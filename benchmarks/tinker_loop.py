@@ -240,9 +240,10 @@ def main() -> None:
     else:
         found = loop(case_of(options.case, 1e-4, None), options.steps)
         names = ("wall_s", "cpu_s", "tokens")
-        rows = [[side, *(f"{found[side][name]:.3f}" for name in names)] for side in ("nemorl", "client")]
+        rows = [[side, *(f"{found[side][name]:.3f}" for name in names)] for side in ("nemorl", "client", "unrecorded")]
         columns = ["", "wall s a step", "CPU s a step", "tokens sampled"]
-        rows.append(["ratio", f"{found['ratio_wall']:.3f}", f"{found['ratio_cpu']:.3f}", ""])
+        rows.append(["client / nemorl", f"{found['ratio_wall']:.3f}", f"{found['ratio_cpu']:.3f}", ""])
+        rows.append(["client / unrecorded", f"{found['recorded_wall']:.3f}", f"{found['recorded_cpu']:.3f}", ""])
     if options.json:
         print(json.dumps({"machine": machine(THREADS), **found}))
     else:
