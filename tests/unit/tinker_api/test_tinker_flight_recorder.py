@@ -137,7 +137,7 @@ def test_alerts_watch_a_clients_loop_too(tmp_path: Path) -> None:
             passed("cross_entropy", {"ids": [5, 6], "weights": [1.0]}, logprobs=[[-1.0]]),
             stepped(2 * number + 2, skipped_updates=1.0),
         ]
-        book.tell(book.keep(made), made)
+        book.tell(book.keep(made))
     book.end({"type": "client_finished", "reason": {"type": "errored"}})
     alerts = [event for event in events(folder) if event["event"] == "alert"]
     assert [(event["rule"], event["step"]) for event in alerts] == [("updates_skipped", 3)]
@@ -151,11 +151,11 @@ def test_what_a_kill_kept_from_the_logs_is_made_up(tmp_path: Path) -> None:
     steps = [[stepped(1, grad_norm=1.0)], [stepped(2, grad_norm=2.0)]]
     for made in steps:
         book.keep(made)
-    book.tell(1, steps[0])
-    book.close()
+    book.tell(1)
+    book.close("the server ended")
     book = Logbook(folder, config(folder), text, lambda _: None)
     assert book.step == 2
-    book.close()
+    book.close("the server ended")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["train/grad_norm"]) for line in lines] == [(1, 1.0), (2, 2.0)]
 

@@ -92,7 +92,7 @@ def learned(operations: Sequence[Operation], step: int, decode: Decode) -> Learn
         "mean_gen_tokens_per_sample": Mean(int(batch.mask.sum()), count),
         **sampled_metrics(operations),
     }
-    if "advantages" in batch:
+    if "advantages" in batch and "generation_logprobs" in batch:
         metrics["advantages/mean"] = Mean(float(batch["advantages"][batch.mask].double().sum()), int(batch.mask.sum()))
         metrics |= mismatch_metrics(batch["old_logprobs"], batch["generation_logprobs"], batch.mask)
     return Learned(samples, batch, metrics)

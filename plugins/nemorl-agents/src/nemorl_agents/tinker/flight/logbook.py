@@ -59,7 +59,8 @@ class Logbook:
         self.progress = Progress(step=max(recorded_steps(path / FOLDER), default=0))
         self.stop_reason: str | None = None
         self.run = Live(Silence())
-        self._saved_step = 0
+        saved = self.directory.checkpoints.latest()
+        self._saved_step = 0 if saved is None else saved.step
         self._told_s = time.monotonic()
         self._recorder = Recorder(path, config.records, validation_every=0, decode=decode, warn=self.directory.warn)
         self.directory.logs.append(self._recorder)
@@ -72,7 +73,10 @@ class Logbook:
         told = min(last_step(path), self.progress.step)
         self.directory.rewind(told)
         for step in range(told + 1, self.progress.step + 1):
-            self.tell(step, read_step(step_file(path, step)))
+            try:
+                self.tell(step)
+            except Exception as error:
+                self.directory.warn(f"step {step} has no metrics: {error}")
 
     @property
     def path(self) -> Path:
@@ -100,9 +104,9 @@ class Logbook:
         self.progress.step = step
         return step
 
-    def tell(self, step: int, operations: Sequence[Operation]) -> None:
-        """Metrics and records of a step."""
-        found = learned(operations, step, self._decode)
+    def tell(self, step: int) -> None:
+        """Metrics and records of a step that is on disk."""
+        found = learned(read_step(step_file(self.path, step)), step, self._decode)
         now_s = time.monotonic()
         seconds, self._told_s = max(now_s - self._told_s, 1e-9), now_s
         tokens = found.batch.num_tokens
@@ -156,10 +160,14 @@ class Logbook:
         self.directory.event(name, step=self.step, reason=self.stop_reason)
         self._recorder.flush()
         self._hooks.fire("on_fit_end", trainer=self, metrics=self.progress.latest)
-        self.close()
+        self._release()
 
-    def close(self) -> None:
-        """Let another process have the directory: the loop goes on there."""
+    def close(self, reason: str) -> None:
+        """Let another process have the directory: the loop goes on there, or without a record."""
+        self.directory.event("stopped", step=self.step, reason=reason)
+        self._release()
+
+    def _release(self) -> None:
         self._recorder.close()
         self.directory.close()
 
