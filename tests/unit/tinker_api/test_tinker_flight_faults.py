@@ -214,14 +214,20 @@ def test_a_client_notices_nothing_of_a_record_that_cannot_be_opened(
 
     monkeypatch.setattr(RunDirectory, "__init__", refuse)
 
-    async def scene() -> None:
-        async with talk(flight=flight()) as it:
+    async def before() -> str:
+        async with talk() as it:
             model = await it.model(await it.session())
-            assert (await it.halved(model, 1))["metrics"] == {"grad_norm": 0.0}
+            await it.halved(model, 1)
+            return str(model)
+
+    async def after(model: str) -> None:
+        async with talk(flight=flight()) as it:
+            found = await it.halved(model, 2)  # the step before is made again, and told of
+            assert found["metrics"] == {"grad_norm": 0.0}
             assert (await it.result("/unload_model", {"model_id": model}))["model_id"] == model
             assert model not in it.models.adapters
 
-    run(scene())
+    run(after(run(before())))
 
 
 def test_a_model_that_was_unloaded_does_not_end_again_with_its_session(talk: Open, tmp_path: Path) -> None:

@@ -102,6 +102,25 @@ def test_weights_of_cross_entropy_say_what_is_learnt() -> None:
     assert "token_mult_prob_error" not in values(found.metrics)
 
 
+def test_a_position_with_several_targets_is_learnt_where_any_is() -> None:
+    """[2, 2] targets. At the first position the weight is on the second target alone."""
+    pb = messages()
+    message = pb.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
+    datum = message.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array([5, 6], dtype=np.int32).tobytes()
+    targets, weights = np.array([[6, 1], [7, 1]]), np.array([[0, 1], [0.25, 0.75]], dtype=np.float32)
+    for name, numbers, kind in (("target_tokens", targets, pb.DTYPE_INT64), ("weights", weights, pb.DTYPE_FLOAT32)):
+        field = datum.loss_fn_inputs[name]
+        field.dense, field.dtype = numbers.tobytes(), kind
+        field.shape.extend([2, 2])
+    answer = encoded_pass(Passed([torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])], {"loss:sum": 2.5}))
+    made = Operation("forward_backward", "m:1", 1, message.SerializeToString(), answer)
+    batch = learned([made, stepped()], 1, text).batch
+    assert batch.mask.tolist() == [False, True, True]
+    assert batch.loss_weights.tolist() == [0, 0, 0.25]
+    assert batch["old_logprobs"].tolist() == [0, -1, -3]
+
+
 def test_a_step_without_a_pass_is_a_step() -> None:
     found = learned([stepped(grad_norm=0.0)], 1, text)
     assert len(found.samples) == 0
