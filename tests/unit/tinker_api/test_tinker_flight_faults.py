@@ -115,6 +115,18 @@ def test_a_run_that_is_in_use_costs_the_record_alone(recorder: FlightRecorder, t
     assert list(kept(tmp_path)) == [1]
 
 
+def test_a_run_that_cannot_begin_is_left_to_others(
+    begun: Begun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(RunDirectory, "describe", lambda *_: nothing(tmp_path))
+        begun().ran(*stepped(1))
+    second = begun()
+    second.ran(*stepped(1))
+    second.close()
+    assert list(kept(tmp_path)) == [1]
+
+
 def test_requests_that_run_again_are_kept_once(recorder: FlightRecorder, tmp_path: Path) -> None:
     """A model that was parked between a pass and its update makes the pass again."""
     message = messages().ForwardBackwardRequest(model_id=MODEL, seq_id=1, loss_fn="cross_entropy")
@@ -228,6 +240,27 @@ def test_a_client_notices_nothing_of_a_record_that_cannot_be_opened(
             assert model not in it.models.adapters
 
     run(after(run(before())))
+
+
+def test_a_loop_whose_model_was_parked_goes_on_and_ends(talk: Open, tmp_path: Path) -> None:
+    """It is parked between two updates, and when its client has been gone for long."""
+
+    async def scene() -> str:
+        async with talk(flight=flight()) as it:
+            session = await it.session()
+            model = await it.model(session)
+            for seq in (1, 2):
+                await it.halved(model, seq)
+                it.service.worker.soon(lambda: it.service.worker.park(model))
+            it.service.end_session(it.service.session("ada", session), {"type": "cancelled"})
+            await it.model(await it.session())  # what was asked for before has been done
+            return str(model)
+
+    folder = tmp_path / "served" / "runs" / run(scene()).replace(":", ".")
+    found = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert found == ["started", "client", "stopped"]
+    steps = [[each.seq for each in read_step(file)] for file in sorted((folder / "requests").iterdir())]
+    assert steps == [[0, 1], [2]]
 
 
 def test_a_model_that_was_unloaded_does_not_end_again_with_its_session(talk: Open, tmp_path: Path) -> None:

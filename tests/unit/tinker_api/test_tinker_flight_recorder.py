@@ -17,7 +17,7 @@ from nemorl_agents.tinker.flight import logbook
 from nemorl_agents.tinker.flight.config import ClientLoopConfig
 from nemorl_agents.tinker.flight.learned import learned
 from nemorl_agents.tinker.flight.logbook import Logbook
-from nemorl_agents.tinker.flight.operations import Operation, read_step, step_file, write_step
+from nemorl_agents.tinker.flight.operations import FOLDER, Operation, last_uses, read_step, step_file, write_step
 from nemorl_agents.tinker.flight.recorder import FlightRecorder
 from nemorl_agents.tinker.journal import Journal
 from nemorl_agents.tinker.models import Passed
@@ -133,6 +133,14 @@ def test_files_of_steps_hold_bytes(tmp_path: Path) -> None:
     assert read_step(step_file(tmp_path, 1)) == made
 
 
+def test_weights_are_known_by_the_last_step_that_sampled_from_them(tmp_path: Path) -> None:
+    """A replay needs them no longer. 0 is of what is no sample."""
+    drawn = [Operation("sample", f"s:{number}", number, b"", b"", call=1, weights=3 + number) for number in range(2)]
+    for step, made in enumerate([drawn, drawn[:1], []], start=1):
+        write_step(step_file(tmp_path, step), [*made, stepped()])
+    assert last_uses(tmp_path / FOLDER) == {3: 2, 4: 1}
+
+
 def config(folder: Path) -> ClientLoopConfig:
     fields = {
         "policy": POLICY.model_dump(mode="json"),
@@ -177,6 +185,7 @@ def test_what_a_kill_kept_from_the_logs_is_made_up(tmp_path: Path) -> None:
     book.close("the server ended")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["train/grad_norm"]) for line in lines] == [(1, 1.0), (2, 2.0)]
+    assert ["timing/train/total_step_time" in line for line in lines] == [True, False]  # nobody knows how long it took
 
 
 def test_a_disk_that_refuses_costs_the_record_alone(

@@ -61,16 +61,25 @@ class Logbook:
         self.run = Live(Silence())
         saved = self.directory.checkpoints.latest()
         self._saved_step = 0 if saved is None else saved.step
-        self._told_s = time.monotonic()
+        self._kept_s = time.monotonic()
+        self._took_s: dict[int, float] = {}
+        """Seconds from one update to the next, of steps that are not told yet"""
         self._recorder = Recorder(path, config.records, validation_every=0, decode=decode, warn=self.directory.warn)
         self.directory.logs.append(self._recorder)
         self._hooks = Hooks(self.directory.warn)
         hooks = {"audit": Audit(), "records": Records(), "alerts": AlertsConfig().build()}
         for name, hook in hooks.items():
             self._hooks.register(hook, name)
+        try:
+            self._begin()
+        except BaseException:
+            self._release()
+            raise
+
+    def _begin(self) -> None:
         self.directory.describe(Fingerprints())
         self._hooks.fire("on_build_end", trainer=self)
-        told = min(last_step(path), self.progress.step)
+        told = min(last_step(self.path), self.progress.step)
         self.directory.rewind(told)
         for step in range(told + 1, self.progress.step + 1):
             try:
@@ -101,22 +110,23 @@ class Logbook:
         """Write the requests of the next step; returns its number."""
         step = self.progress.step + 1
         write_step(step_file(self.path, step), operations)
+        now_s = time.monotonic()
+        self._took_s[step], self._kept_s = max(now_s - self._kept_s, 1e-9), now_s
         self.progress.step = step
         return step
 
     def tell(self, step: int) -> None:
-        """Metrics and records of a step that is on disk."""
+        """Metrics and records of a step that is on disk; how long it took is known in the process that it ran in."""
         found = learned(read_step(step_file(self.path, step)), step, self._decode)
-        now_s = time.monotonic()
-        seconds, self._told_s = max(now_s - self._told_s, 1e-9), now_s
-        tokens = found.batch.num_tokens
+        tokens, seconds = found.batch.num_tokens, self._took_s.pop(step, None)
         self.progress.tokens += tokens
-        record = {
-            **values(found.metrics, prefix="train/"),
-            "timing/train/total_step_time": seconds,
-            "performance/tokens_per_sec": tokens / seconds,
-            "performance/samples_per_sec": len(found.samples) / seconds,
-        }
+        record = values(found.metrics, prefix="train/")
+        if seconds is not None:
+            record |= {
+                "timing/train/total_step_time": seconds,
+                "performance/tokens_per_sec": tokens / seconds,
+                "performance/samples_per_sec": len(found.samples) / seconds,
+            }
         self._hooks.fire("on_log", trainer=self, step=step, metrics=record)
         self.progress.latest.update(record)
         self.directory.metrics.write({"step": step, "time": time.time(), **record})
