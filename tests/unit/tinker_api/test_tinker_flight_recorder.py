@@ -17,7 +17,7 @@ from nemorl_agents.tinker.flight import logbook
 from nemorl_agents.tinker.flight.config import ClientLoopConfig
 from nemorl_agents.tinker.flight.learned import learned
 from nemorl_agents.tinker.flight.logbook import Logbook
-from nemorl_agents.tinker.flight.operations import Operation, read_step, step_file, write_step
+from nemorl_agents.tinker.flight.operations import FOLDER, Operation, last_uses, read_step, step_file, write_step
 from nemorl_agents.tinker.flight.recorder import FlightRecorder
 from nemorl_agents.tinker.journal import Journal
 from nemorl_agents.tinker.models import Passed
@@ -102,6 +102,25 @@ def test_weights_of_cross_entropy_say_what_is_learnt() -> None:
     assert "token_mult_prob_error" not in values(found.metrics)
 
 
+def test_a_position_with_several_targets_is_learnt_where_any_is() -> None:
+    """[2, 2] targets. At the first position the weight is on the second target alone."""
+    pb = messages()
+    message = pb.ForwardBackwardRequest(model_id="m", seq_id=1, loss_fn="cross_entropy")
+    datum = message.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array([5, 6], dtype=np.int32).tobytes()
+    targets, weights = np.array([[6, 1], [7, 1]]), np.array([[0, 1], [0.25, 0.75]], dtype=np.float32)
+    for name, numbers, kind in (("target_tokens", targets, pb.DTYPE_INT64), ("weights", weights, pb.DTYPE_FLOAT32)):
+        field = datum.loss_fn_inputs[name]
+        field.dense, field.dtype = numbers.tobytes(), kind
+        field.shape.extend([2, 2])
+    answer = encoded_pass(Passed([torch.tensor([[-1.0, -2.0], [-3.0, -4.0]])], {"loss:sum": 2.5}))
+    made = Operation("forward_backward", "m:1", 1, message.SerializeToString(), answer)
+    batch = learned([made, stepped()], 1, text).batch
+    assert batch.mask.tolist() == [False, True, True]
+    assert batch.loss_weights.tolist() == [0, 0, 0.25]
+    assert batch["old_logprobs"].tolist() == [0, -1, -3]
+
+
 def test_a_step_without_a_pass_is_a_step() -> None:
     found = learned([stepped(grad_norm=0.0)], 1, text)
     assert len(found.samples) == 0
@@ -112,6 +131,14 @@ def test_files_of_steps_hold_bytes(tmp_path: Path) -> None:
     made = [Operation("sample", "s:0", 0, b"\x00\xff", b"", call=2, weights=7), stepped()]
     write_step(step_file(tmp_path, 1), made)
     assert read_step(step_file(tmp_path, 1)) == made
+
+
+def test_weights_are_known_by_the_last_step_that_sampled_from_them(tmp_path: Path) -> None:
+    """A replay needs them no longer. 0 is of what is no sample."""
+    drawn = [Operation("sample", f"s:{number}", number, b"", b"", call=1, weights=3 + number) for number in range(2)]
+    for step, made in enumerate([drawn, drawn[:1], []], start=1):
+        write_step(step_file(tmp_path, step), [*made, stepped()])
+    assert last_uses(tmp_path / FOLDER) == {3: 2, 4: 1}
 
 
 def config(folder: Path) -> ClientLoopConfig:
@@ -137,7 +164,7 @@ def test_alerts_watch_a_clients_loop_too(tmp_path: Path) -> None:
             passed("cross_entropy", {"ids": [5, 6], "weights": [1.0]}, logprobs=[[-1.0]]),
             stepped(2 * number + 2, skipped_updates=1.0),
         ]
-        book.tell(book.keep(made), made)
+        book.tell(book.keep(made))
     book.end({"type": "client_finished", "reason": {"type": "errored"}})
     alerts = [event for event in events(folder) if event["event"] == "alert"]
     assert [(event["rule"], event["step"]) for event in alerts] == [("updates_skipped", 3)]
@@ -151,13 +178,14 @@ def test_what_a_kill_kept_from_the_logs_is_made_up(tmp_path: Path) -> None:
     steps = [[stepped(1, grad_norm=1.0)], [stepped(2, grad_norm=2.0)]]
     for made in steps:
         book.keep(made)
-    book.tell(1, steps[0])
-    book.close()
+    book.tell(1)
+    book.close("the server ended")
     book = Logbook(folder, config(folder), text, lambda _: None)
     assert book.step == 2
-    book.close()
+    book.close("the server ended")
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["train/grad_norm"]) for line in lines] == [(1, 1.0), (2, 2.0)]
+    assert ["timing/train/total_step_time" in line for line in lines] == [True, False]  # nobody knows how long it took
 
 
 def test_a_disk_that_refuses_costs_the_record_alone(

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from nemorl_agents.tinker.app import tinker_app
+from nemorl_agents.tinker.flight.observing import Flight
 from nemorl_agents.tinker.keys import Keys
 from nemorl_agents.tinker.service import Service, Times
 from tinker_toy import BASE, ToyModels, toy_loss
@@ -82,11 +83,19 @@ def talk(tmp_path: Path) -> Open:
     """``async with talk(**times) as it``: a server over one folder, which each one after it goes on with."""
 
     @asynccontextmanager
-    async def opened(*, keep_snapshots: int = 16, samples_apart: bool = False, **times: float) -> AsyncIterator[Talk]:
+    async def opened(
+        *, keep_snapshots: int = 16, samples_apart: bool = False, flight: Flight | None = None, **times: float
+    ) -> AsyncIterator[Talk]:
         models = ToyModels(samples_apart=samples_apart)
         settings = Times(**{"sweep_s": 3600.0, "hold_s": 5.0, **times})
         service = Service(
-            models, tmp_path / "served", Keys(KEYS), toy_loss, times=settings, keep_snapshots=keep_snapshots
+            models,
+            tmp_path / "served",
+            Keys(KEYS),
+            toy_loss,
+            times=settings,
+            keep_snapshots=keep_snapshots,
+            flight=flight,
         )
         await service.start()
         transport = httpx.ASGITransport(tinker_app(service))

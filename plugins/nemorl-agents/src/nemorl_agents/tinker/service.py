@@ -166,7 +166,8 @@ class Service:
 
     def _clear(self, session: Session) -> None:
         """What waits in a session that has ended fails, and its models are forgotten."""
-        models = [model.id for model in self.records.models.where("session = ?", session.id)]
+        found = [model.id for model in self.records.models.where("session = ?", session.id)]
+        models = [each for each in found if self.records.answer(f"{unloading(each)}:0") is None]
         left = self.records.requests.where("session = ? AND state = 'waiting' AND kind = 'sample'", session.id)
         for request in left:
             self.worker.cancel(request.id, self._lane(request.scope))

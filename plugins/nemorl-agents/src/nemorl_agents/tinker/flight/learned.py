@@ -48,11 +48,11 @@ class _Sequence:
     token_ids: tuple[int, ...]
     """[n + 1]"""
     mask: Tensor
-    """[n + 1] bool: tokens that are learnt from"""
+    """[n + 1] bool: tokens that are learnt from; with K targets at a position, from any of them"""
     logprobs: Tensor
     """[n + 1] the trainer's, in the pass that learned from it"""
     weights: Tensor
-    """[n + 1] float32: of ``cross_entropy``; 1 at learnt tokens of other losses"""
+    """[n + 1] float32: of ``cross_entropy``, of the first of K targets; 1 at learnt tokens of other losses"""
     advantages: Tensor | None
     sampler: Tensor | None
     """[n + 1] log-probs that the client sent"""
@@ -92,7 +92,7 @@ def learned(operations: Sequence[Operation], step: int, decode: Decode) -> Learn
         "mean_gen_tokens_per_sample": Mean(int(batch.mask.sum()), count),
         **sampled_metrics(operations),
     }
-    if "advantages" in batch:
+    if "advantages" in batch and "generation_logprobs" in batch:
         metrics["advantages/mean"] = Mean(float(batch["advantages"][batch.mask].double().sum()), int(batch.mask.sum()))
         metrics |= mismatch_metrics(batch["old_logprobs"], batch["generation_logprobs"], batch.mask)
     return Learned(samples, batch, metrics)
@@ -131,14 +131,15 @@ def _sequence(datum: Datum, logprobs: Tensor) -> _Sequence:
         return _first(datum.fields[name].float()) if name in datum.fields else None
 
     targets = _first(datum.fields["target_tokens"])
-    advantages, sampler, weights = behind("advantages"), behind("logprobs"), behind("weights")
+    advantages, sampler = behind("advantages"), behind("logprobs")
     if advantages is None:
-        kept = _first(torch.ones_like(logprobs)) if weights is None else weights
+        given = datum.fields.get("weights", torch.ones_like(logprobs))
+        kept = _first(given.float())
+        mask = torch.nn.functional.pad((given.reshape(len(given), -1) != 0).any(1), (1, 0))
     else:
-        kept = ((advantages != 0) | (sampler != 0 if sampler is not None else False)).float()
-    return _Sequence(
-        (*datum.token_ids, int(targets[-1])), kept != 0, _first(logprobs.float()), kept, advantages, sampler
-    )
+        mask = (advantages != 0) | (sampler != 0 if sampler is not None else False)
+        kept = mask.float()
+    return _Sequence((*datum.token_ids, int(targets[-1])), mask, _first(logprobs.float()), kept, advantages, sampler)
 
 
 def _first(values: Tensor) -> Tensor:

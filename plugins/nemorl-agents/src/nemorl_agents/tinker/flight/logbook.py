@@ -59,20 +59,33 @@ class Logbook:
         self.progress = Progress(step=max(recorded_steps(path / FOLDER), default=0))
         self.stop_reason: str | None = None
         self.run = Live(Silence())
-        self._saved_step = 0
-        self._told_s = time.monotonic()
+        saved = self.directory.checkpoints.latest()
+        self._saved_step = 0 if saved is None else saved.step
+        self._kept_s = time.monotonic()
+        self._took_s: dict[int, float] = {}
+        """Seconds from one update to the next, of steps that are not told yet"""
         self._recorder = Recorder(path, config.records, validation_every=0, decode=decode, warn=self.directory.warn)
         self.directory.logs.append(self._recorder)
         self._hooks = Hooks(self.directory.warn)
         hooks = {"audit": Audit(), "records": Records(), "alerts": AlertsConfig().build()}
         for name, hook in hooks.items():
             self._hooks.register(hook, name)
+        try:
+            self._begin()
+        except BaseException:
+            self._release()
+            raise
+
+    def _begin(self) -> None:
         self.directory.describe(Fingerprints())
         self._hooks.fire("on_build_end", trainer=self)
-        told = min(last_step(path), self.progress.step)
+        told = min(last_step(self.path), self.progress.step)
         self.directory.rewind(told)
         for step in range(told + 1, self.progress.step + 1):
-            self.tell(step, read_step(step_file(path, step)))
+            try:
+                self.tell(step)
+            except Exception as error:
+                self.directory.warn(f"step {step} has no metrics: {error}")
 
     @property
     def path(self) -> Path:
@@ -97,22 +110,23 @@ class Logbook:
         """Write the requests of the next step; returns its number."""
         step = self.progress.step + 1
         write_step(step_file(self.path, step), operations)
+        now_s = time.monotonic()
+        self._took_s[step], self._kept_s = max(now_s - self._kept_s, 1e-9), now_s
         self.progress.step = step
         return step
 
-    def tell(self, step: int, operations: Sequence[Operation]) -> None:
-        """Metrics and records of a step."""
-        found = learned(operations, step, self._decode)
-        now_s = time.monotonic()
-        seconds, self._told_s = max(now_s - self._told_s, 1e-9), now_s
-        tokens = found.batch.num_tokens
+    def tell(self, step: int) -> None:
+        """Metrics and records of a step that is on disk; how long it took is known in the process that it ran in."""
+        found = learned(read_step(step_file(self.path, step)), step, self._decode)
+        tokens, seconds = found.batch.num_tokens, self._took_s.pop(step, None)
         self.progress.tokens += tokens
-        record = {
-            **values(found.metrics, prefix="train/"),
-            "timing/train/total_step_time": seconds,
-            "performance/tokens_per_sec": tokens / seconds,
-            "performance/samples_per_sec": len(found.samples) / seconds,
-        }
+        record = values(found.metrics, prefix="train/")
+        if seconds is not None:
+            record |= {
+                "timing/train/total_step_time": seconds,
+                "performance/tokens_per_sec": tokens / seconds,
+                "performance/samples_per_sec": len(found.samples) / seconds,
+            }
         self._hooks.fire("on_log", trainer=self, step=step, metrics=record)
         self.progress.latest.update(record)
         self.directory.metrics.write({"step": step, "time": time.time(), **record})
@@ -156,10 +170,14 @@ class Logbook:
         self.directory.event(name, step=self.step, reason=self.stop_reason)
         self._recorder.flush()
         self._hooks.fire("on_fit_end", trainer=self, metrics=self.progress.latest)
-        self.close()
+        self._release()
 
-    def close(self) -> None:
-        """Let another process have the directory: the loop goes on there."""
+    def close(self, reason: str) -> None:
+        """Let another process have the directory: the loop goes on there, or without a record."""
+        self.directory.event("stopped", step=self.step, reason=reason)
+        self._release()
+
+    def _release(self) -> None:
         self._recorder.close()
         self.directory.close()
 

@@ -83,6 +83,18 @@ def read_step(path: Path) -> list[Operation]:
     return [Operation(**{each.name: row[each.name] for each in fields(Operation)}) for row in rows]
 
 
+def last_uses(folder: Path) -> dict[int, int]:
+    """Weights that were sampled from, by the number of the request that saved them -> the last step that did."""
+    return {
+        int(weights): step
+        for step in recorded_steps(folder)
+        for weights in pq.read_table(step_file(folder.parent, step), columns=["weights"])["weights"]
+        .unique()
+        .to_pylist()
+        if weights
+    }
+
+
 def last_seq(operations: Iterable[Operation]) -> int:
     """Number of the last request of the model among them, -1 if there is none: samplers count by themselves."""
     return max((each.seq for each in operations if each.kind != "sample"), default=-1)

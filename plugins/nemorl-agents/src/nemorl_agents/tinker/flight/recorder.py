@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,25 +22,22 @@ from nemorl.errors import DataError
 from nemorl_agents.tinker.flight.config import ClientLoopConfig
 from nemorl_agents.tinker.flight.learned import Decode
 from nemorl_agents.tinker.flight.logbook import Logbook, linked
-from nemorl_agents.tinker.flight.operations import FOLDER, LOADED, Operation, last_seq, read_step, step_file
+from nemorl_agents.tinker.flight.loop import TOO_MUCH, Loop
+from nemorl_agents.tinker.flight.operations import (
+    FOLDER,
+    LOADED,
+    Operation,
+    last_seq,
+    read_step,
+    recorded_steps,
+    step_file,
+)
 from nemorl_agents.tinker.folders import plain
 from nemorl_agents.tinker.models import RUNS, STATE
 from nemorl_agents.tinker.records import Model, Records, Request, Sampler
 from nemorl_agents.tinker.wire.bodies import LoadWeights, body_of
 
 log = logging.getLogger(__name__)
-LOST_LOAD = "kind = 'load_weights' AND state IN ('done', 'gone') AND body IS NULL"
-
-
-@dataclass
-class Loop:
-    """One that goes on."""
-
-    book: Logbook
-    kept_seq: int
-    """Requests up to this one are on disk."""
-    operations: list[Operation] = field(default_factory=list)
-    """Those since the last step."""
 
 
 class FlightRecorder:
@@ -60,7 +56,8 @@ class FlightRecorder:
         self._loops: dict[str, Loop] = {}
         self._lost: set[str] = set()
         self._calls = 0
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        """Held by whoever changes what a loop holds, and never while a file is written: samples do not wait for one."""
         self._behind = ThreadPoolExecutor(1, "nemorl-flight")
 
     def open(self, folder: Path, records: Records) -> None:
@@ -79,11 +76,13 @@ class FlightRecorder:
             request: With its body.
             answer: It was given.
         """
-        with self._guarded(request.scope, request.seq) as loop:
-            if loop is None or request.body is None or request.seq <= loop.kept_seq:
+        with self._guarded(request.scope):
+            loop = self._loop(request.scope, request.seq)
+            if loop is None or request.body is None or request.seq <= loop.told_seq:
                 return
-            operation = Operation(request.kind, request.id, request.seq, request.body, answer)
-            loop.operations.append(operation)
+            loop.told_seq = request.seq
+            with self._lock:
+                loop.hold(Operation(request.kind, request.id, request.seq, request.body, answer))
             match request.kind:
                 case "load_weights":
                     self._keep_loaded(loop, request)
@@ -94,19 +93,26 @@ class FlightRecorder:
 
     def sampled(self, answers: Sequence[tuple[Request, bytes]]) -> None:
         """Samples of one call."""
+        try:
+            sources = {scope: self._source(scope) for scope in {request.scope for request, _ in answers}}
+        except Exception as error:
+            log.warning("%d samples are not recorded: %s", len(answers), error)
+            return
         with self._lock:
             self._calls += 1
             for request, answer in answers:
-                self._sampled(request, answer)
+                model_id, weights = sources[request.scope]
+                loop = self._loops.get(model_id)
+                if loop is not None and request.body is not None:
+                    made = Operation("sample", request.id, request.seq, request.body, answer, self._calls, weights)
+                    loop.hold(made)
 
-    def _sampled(self, request: Request, answer: bytes) -> None:
-        sampler = self._records.samplers.get(request.scope)
-        model_id = None if sampler is None else self._model_of(sampler)
-        if sampler is None or sampler.folder is None or model_id not in self._loops or request.body is None:
-            return
-        weights = int(sampler.folder[-8:])
-        made = Operation("sample", request.id, request.seq, request.body, answer, self._calls, weights)
-        self._loops[model_id].operations.append(made)
+    def _source(self, sampler_id: str) -> tuple[str, int]:
+        """(model, number of the request that saved them) of a sampler's weights; ("", 0) for those of a base."""
+        sampler = self._records.samplers.get(sampler_id)
+        if sampler is None or sampler.folder is None:
+            return "", 0
+        return self._model_of(sampler) or "", int(sampler.folder.rpartition("-")[2].rpartition("/")[2])
 
     def end(self, model_id: str, status: Mapping[str, Any], save: Callable[[Path], None]) -> None:
         """The client of a loop is done or gone.
@@ -116,47 +122,54 @@ class FlightRecorder:
             status: How its session ended.
             save: Writes the model's state into a folder.
         """
-        with self._guarded(model_id) as loop:
-            if loop is None:
-                return
-            state = self._folder / RUNS / f".last_{plain(model_id)}"
-            if not loop.book.is_saved:
-                with replacing_folder(state) as draft:
-                    save(draft)
-            step = loop.book.step
-            self._loops.pop(model_id)
-
-            def finish() -> None:
-                loop.book.save(step, state / STATE)
-                remove(state)
-                loop.book.end(status)
-
-            self._later(model_id, finish)
+        with self._guarded(model_id):
+            loop = self._loop(model_id)
+            if loop is not None:
+                self._keep_last(loop, model_id, save)
+                self._later(model_id, partial(loop.book.end, status))
+        with self._lock:
+            self._loops.pop(model_id, None)
         self._lost.discard(model_id)
+
+    def _keep_last(self, loop: Loop, model_id: str, save: Callable[[Path], None]) -> None:
+        """The state after the last step, where it is to be had."""
+        if loop.book.is_saved or loop.has_loaded:
+            return
+        folder = self._folder / RUNS / f".last_{plain(model_id)}"
+        try:
+            with replacing_folder(folder) as draft:
+                save(draft)
+        except Exception as error:
+            log.warning("%s ends without a checkpoint of its last step: %s", model_id, error)
+            return
+        step = loop.book.step  # a model that came back to be saved may have told of more
+
+        def keep() -> None:
+            loop.book.save(step, folder / STATE)
+            remove(folder)
+
+        self._later(model_id, keep)
 
     def close(self) -> None:
         """Before the journal: loops go on where the next server begins here."""
-        for loop in self._loops.values():
-            self._behind.submit(loop.book.close)
+        for model_id, loop in self._loops.items():
+            self._later(model_id, partial(loop.book.close, "the server ended"))
         self._behind.shutdown(wait=True)
         self._loops.clear()
 
     # One loop
 
     @contextmanager
-    def _guarded(self, model_id: str, seq: int = -1) -> Iterator[Loop | None]:
-        with self._lock:
-            try:
-                yield None if model_id in self._lost else self._loop(model_id, seq)
-            except Exception as error:
-                self._lose(model_id, error)
-
-    def _lose(self, model_id: str, error: Exception) -> None:
-        log.warning("%s is recorded no further: %s", model_id, error)
-        self._lost.add(model_id)
-        loop = self._loops.pop(model_id, None)
-        if loop is not None:
-            self._behind.submit(loop.book.close)
+    def _guarded(self, model_id: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            log.warning("%s is recorded no further: %s", model_id, error)
+            self._lost.add(model_id)
+            with self._lock:
+                loop = self._loops.pop(model_id, None)
+            if loop is not None:
+                self._later(model_id, partial(loop.book.close, "its record could not be written"))
 
     def _later(self, model_id: str, job: Callable[[], None]) -> None:
         def guarded() -> None:
@@ -167,21 +180,27 @@ class FlightRecorder:
 
         self._behind.submit(guarded)
 
-    def _loop(self, model_id: str, seq: int) -> Loop | None:
-        """The loop of a model, one of whose requests is being told; ``None`` for one that was never made."""
-        if model_id not in self._loops:
-            model = self._records.models.get(model_id)
-            if model is None:
-                return None
-            path = self._folder / RUNS / plain(model_id)
-            book = Logbook(path, self._config(model, path), self._decode, log.warning)
-            last = read_step(step_file(path, book.step)) if book.step else []
-            if not book.step:
-                book.directory.event("client", **self._facts(model))
-            kept = last_seq(last)
-            if self._records.requests.count(f"scope = ? AND seq > ? AND seq != ? AND {LOST_LOAD}", model_id, kept, seq):
-                book.close()
-                raise DataError("the server was killed as it loaded a state", fix="nothing else is lost")
+    def _loop(self, model_id: str, seq: int = -1) -> Loop | None:
+        """The loop of a model, one of whose requests is being told; ``None`` where none is recorded."""
+        if model_id in self._lost:
+            return None
+        if model_id in self._loops:
+            return self._loops[model_id]
+        model = self._records.models.get(model_id)
+        if model is None:
+            return None
+        path = self._folder / RUNS / plain(model_id)
+        steps = recorded_steps(path / FOLDER)
+        kept = last_seq(read_step(step_file(path, steps[-1]))) if steps else -1
+        if model.state is not None and kept < model.state_seq != seq:
+            raise DataError(
+                f"requests up to {model.state_seq} are in its saved state, and the record knows those up to {kept}",
+                fix="nothing else is lost",
+            )
+        book = Logbook(path, self._config(model, path), self._decode, log.warning)
+        if not book.step:
+            book.directory.event("client", **self._facts(model))
+        with self._lock:
             self._loops[model_id] = Loop(book, kept)
         return self._loops[model_id]
 
@@ -208,10 +227,12 @@ class FlightRecorder:
         return None if found is None else found.model
 
     def _keep_step(self, loop: Loop) -> None:
-        operations, loop.operations = loop.operations, []
-        step = loop.book.keep(operations)
-        loop.kept_seq = last_seq(operations)
-        self._later(loop.book.path.name, lambda: loop.book.tell(step, operations))
+        with self._lock:
+            operations, left_out = loop.taken()
+        book, step = loop.book, loop.book.keep(operations)
+        if left_out:
+            self._later(book.path.name, partial(book.directory.warn, f"step {step}: {left_out} {TOO_MUCH}"))
+        self._later(book.path.name, partial(book.tell, step))  # by its file: memory does not grow with those that wait
 
     def _keep_loaded(self, loop: Loop, request: Request) -> None:
         assert request.body is not None, "it has run"
@@ -221,6 +242,8 @@ class FlightRecorder:
             linked(self._folder / found.folder, draft)
 
     def _keep_saved(self, loop: Loop, request: Request) -> None:
+        if loop.has_loaded:
+            return
         for checkpoint in self._records.checkpoints.where("model = ? AND type = 'training'", request.scope):
             if checkpoint.folder.endswith(f"-{request.seq:08d}"):
                 step, state = loop.book.step, self._folder / checkpoint.folder / STATE

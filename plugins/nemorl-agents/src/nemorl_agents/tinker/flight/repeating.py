@@ -11,7 +11,7 @@ from pathlib import Path
 from nemorl.base.files.atomic import remove
 
 from nemorl_agents.tinker.execution import LossNamed, derived_seed
-from nemorl_agents.tinker.flight.operations import LOADED, Operation
+from nemorl_agents.tinker.flight.operations import FOLDER, LOADED, Operation, last_uses
 from nemorl_agents.tinker.models import Models
 from nemorl_agents.tinker.sampling import encoded_answer
 from nemorl_agents.tinker.wire.bodies import LoadWeights, OptimStep, body_of
@@ -36,16 +36,25 @@ class Repeating:
         """
         self._models, self._loop, self._run_dir, self._scratch = models, loop, run_dir, scratch
         self._loss_named = loss_named
+        self._last_uses = last_uses(run_dir / FOLDER)
         self.not_repeated = 0
         """Samples of the last step whose weights are of a time before the first step that was made here."""
 
-    def step(self, operations: Sequence[Operation]) -> list[Operation]:
-        """The same requests with the answers that they get now."""
+    def step(self, number: int, operations: Sequence[Operation]) -> list[Operation]:
+        """The same requests with the answers that they get now.
+
+        Args:
+            number: Of the step.
+            operations: Its requests.
+        """
         self.not_repeated = 0
         made: list[Operation] = []
         for call, group in groupby(operations, key=lambda each: each.call):
             alike = [*group]
             made += self._sampled(alike) if call else [self._repeated(each) for each in alike]
+        for seq, last in self._last_uses.items():
+            if last == number:  # weights of a long loop would fill the disk
+                remove(self._weights(seq))
         return made
 
     def _repeated(self, operation: Operation) -> Operation:
@@ -62,7 +71,7 @@ class Repeating:
             case "load_weights":
                 whole = body_of(LoadWeights, operation.body).optimizer
                 models.load(loop, self._run_dir / LOADED / f"{operation.seq:08d}", optimizer=whole)
-            case kind if kind in SAVES:
+            case kind if kind in SAVES and operation.seq in self._last_uses:
                 folder = self._weights(operation.seq)
                 remove(folder)
                 models.snapshot(loop, folder)

@@ -57,7 +57,7 @@ class ClientLoopTrainer(BaseTrainer[ClientLoopConfig]):
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         with self.run.timer.phase("policy_training"):
-            made = self._repeating.step(read_step(Path(rows[0]["file"])))
+            made = self._repeating.step(rows[0]["step"], read_step(Path(rows[0]["file"])))
         found = learned(made, self.step, self.tokenizer.decode)
         self.recorder.rollout(found.samples, "train", self.step)
         self.recorder.batch(found.samples, [found.batch])
