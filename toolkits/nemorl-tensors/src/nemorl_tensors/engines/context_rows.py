@@ -52,7 +52,9 @@ def own_columns(rows: Rows, columns: Tensor) -> tuple[Rows, Tensor]:
         target_ids=rows.target_ids[mine],
         places=places,
         owners=rows.owners[held],
-        routes=None if rows.routes is None else rows.routes.unflatten(0, (height, width))[:, columns].flatten(0, 1),
+        routes=None
+        if rows.routes is None
+        else rows.routes.view(height, width, *rows.routes.shape[1:])[:, columns].flatten(0, 1),
         tree=None,
     )
     return part, mine
