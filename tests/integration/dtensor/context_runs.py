@@ -29,6 +29,10 @@ STEPS = 2
 """After the first, whose gradient is read"""
 SHORT = (2, 3, 2)
 """Tokens of sequences of which fewer are fed than four ranks share rows"""
+ROUTES_OF = {"qwen3_moe": (2, 4), "deepseek_v3": (1, 4)}
+"""Layers with experts, and experts of each, of mixtures that routes are replayed in"""
+CHOSEN = 2
+VOCABULARY = 80
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,10 @@ def batch_of(way: Way) -> TokenBatch:
         batch = TokenBatch.from_sequences(ids, [[True] * length for length in SHORT])
         batch = batch.with_tokens(advantages=torch.linspace(-1, 1, batch.num_tokens))
     else:
-        batch = (branching_batch if way.batch == "branching" else ragged_batch)(temperature=0.9)
+        batch = (branching_batch if "branching" in way.batch else ragged_batch)(temperature=0.9)
+    if "routed" in way.batch:  # by token id: what sequences share goes to the same experts
+        scores = torch.rand(VOCABULARY, *ROUTES_OF[way.model], generator=torch.Generator().manual_seed(3))
+        batch = batch.with_tokens(routes=scores.topk(CHOSEN, -1).indices.to(torch.int16)[batch.token_ids])
     return batch.with_tokens(targets=torch.linspace(-1, 1, batch.num_tokens))
 
 
