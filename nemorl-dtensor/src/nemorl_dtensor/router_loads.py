@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from nemorl_dtensor.experts import is_stack
 from nemorl_dtensor.mixtures import SCORES
+from nemorl_dtensor.ranks import computing_device
 from nemorl_dtensor.recomputation import KeptChoices, is_second_pass
 
 if TYPE_CHECKING:
@@ -137,8 +138,7 @@ class RouterLoads:
 
     @property
     def _device(self) -> torch.device:
-        device: torch.device = next(self._routers[0].parameters()).device
-        return device
+        return computing_device(next(self._routers[0].parameters()))
 
     @property
     def _zero(self) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
+from nemorl.metrics import Mean
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.config import DTensorConfig
 from nemorl_dtensor.ranks import like, whole
@@ -21,6 +22,7 @@ from nemorl_dtensor.training import DTensorBackend
 from nemorl_dtensor.ulysses import by_heads, by_slices
 from nemorl_tensors import TokenBatch
 from nemorl_testing.batches import Counted, branching_batch, ragged_batch
+from nemorl_testing.models import chosen_experts, load_reference
 from nemorl_testing.training_outputs import SquaredError
 from torch import Tensor
 
@@ -73,6 +75,8 @@ class Learnt:
     """Of the first step, whole"""
     metrics: list[dict[str, float]]
     """By step"""
+    flipped: Mean
+    """Of the first step: replayed routes that are not the routers' own"""
     after: Tensor
     weights: dict[str, Tensor]
     """Exported; empty on ranks other than 0"""
@@ -92,6 +96,12 @@ def batch_of(way: Way) -> TokenBatch:
     return batch.with_tokens(targets=torch.linspace(-1, 1, batch.num_tokens))
 
 
+def own_routes(batch: TokenBatch, folder: str) -> Tensor:
+    """[N, L, K] int16 experts that a plain forward pass over each sequence chooses."""
+    model, sequences = load_reference(folder), batch.token_ids.split(batch.lengths.tolist())  # type: ignore[no-untyped-call]
+    return torch.cat([chosen_experts(model, sequence.tolist()) for sequence in sequences]).to(torch.int16)
+
+
 def build(context: WorkerContext, way: Way, folders: Mapping[str, str]) -> DTensorBackend:
     fields = {"optimizer": OPTIMIZER, "microbatch_tokens": 64, "max_grad_norm": 0.05, **way.policy}
     policy = PolicyConfig(model_name=folders[way.model], **fields)
@@ -104,6 +114,8 @@ def build(context: WorkerContext, way: Way, folders: Mapping[str, str]) -> DTens
 def learn(context: WorkerContext, way: Way, folders: Mapping[str, str]) -> Learnt:
     """One rank: it scores its shard, and takes a few steps, the first one by halves."""
     backend, batch = build(context, way, folders), batch_of(way)
+    if way.batch == "own routes":
+        batch = batch.with_tokens(routes=own_routes(batch, folders[way.model]))
     shards = batch.shards(context.world_size // way.together, by_trees=way.layout == "shared")
     sequences = shards[context.rank // way.together]
     mine = batch.select(sequences)
@@ -125,7 +137,8 @@ def learn(context: WorkerContext, way: Way, folders: Mapping[str, str]) -> Learn
     exported = [dict(bucket) for bucket in backend.export_weights()]
     weights = {name: tensor.detach().clone() for bucket in exported for name, tensor in bucket.items()}
     metrics = [{name: metric.value for name, metric in step.items()} for step in steps]
-    found = Learnt(sequences, before, reference, likeliest, given, gradients, metrics, read(mine), weights)
+    flipped: Any = first.get("routes_flipped", Mean(0, 0))
+    found = Learnt(sequences, before, reference, likeliest, given, gradients, metrics, flipped, read(mine), weights)
     backend.shutdown()
     return found
 
