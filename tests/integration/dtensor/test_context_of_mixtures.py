@@ -21,6 +21,7 @@ from torch import Tensor
 pytestmark = pytest.mark.slow
 
 RECOMPUTED: dict[str, Any] = {"activation_checkpointing": True}
+LORA: dict[str, Any] = {"lora": {"rank": 3}}
 EP2: dict[str, Any] = {"expert_parallel_size": 2}
 HOST: dict[str, Any] = {"offload": {"parameters": True}}
 BALANCED: dict[str, Any] = {"router": {"balance_loss": 0.5}}
@@ -56,6 +57,7 @@ WAYS = (
             Way("cp2 biased", 2, 2, model=DEEPSEEK, options=BIASED),
             Way("cp2 biased host", 2, 2, model=DEEPSEEK, options={**BIASED, **HOST}),
             Way("cp2 x ep2 recomputed", 2, 2, "shared", DEEPSEEK, "branching", RECOMPUTED, EP2),
+            Way("cp2 x ep2 lora", 2, 2, model=QWEN, policy=LORA, options={**EP2, **BALANCED}),
             Way("cp4 x ep2 biased", 4, 4, model=DEEPSEEK, options={**EP2, **BIASED}),
             Way("dp2 x cp2 x ep4", 4, 2, model=QWEN, options={"expert_parallel_size": 4}),
             Way("dp2 x cp2 x ep2 replayed", 4, 2, "packed", QWEN, "routed", options={**EP2, **REPLAYED_BALANCED}),
@@ -70,9 +72,10 @@ WAYS = (
 def alone(way: Way) -> Way:
     """The same in one process, padded, resumed from the checkpoint of one process."""
     options = {key: value for key, value in way.options.items() if key == "router"}
+    policy = {key: value for key, value in way.policy.items() if key == "lora"}
     resumes = way.resumes and "one"
-    name = f"one {way.model} {way.batch} {options} {resumes}"
-    return Way(name, model=way.model, batch=way.batch, options=options, resumes=resumes)
+    name = f"one {way.model} {way.batch} {policy} {options} {resumes}"
+    return Way(name, model=way.model, batch=way.batch, policy=policy, options=options, resumes=resumes)
 
 
 PLAIN = alone(Way("", model=QWEN))
