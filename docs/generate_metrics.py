@@ -22,7 +22,7 @@ from nemorl_rl.planning.work_metrics import WORK_METRICS
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
 PART = re.compile(r"(<!-- generated: (?P<name>[\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-ALGORITHMS = ("grpo", "ppo", "sft", "dpo", "kto", "orpo", "simpo", "rm", "distillation", "opsd", "mopd")
+ALGORITHMS = ("grpo", "ppo", "sft", "dpo", "kto", "orpo", "simpo", "rm", "distillation", "opsd", "mopd", "client_loop")
 """Those with a table of their own, without what stands in the tables before: PPO shares most with GRPO, ``opsd`` with
 ``distillation``."""
 TIME = ("timing/", "performance/")

@@ -47,6 +47,10 @@ def check_backends(device: str) -> dict[str, str]:
         name: run_checks("training_backends", "dtensor", only=TRAINING, **{"device": device, "tolerance": 1e-3, **more})
         for name, more in SETTINGS.items()
     }
+    hosted = {"name": "dtensor", "offload": {"activations": True}}
+    reports["activations on the host"] = run_checks(
+        "training_backends", hosted, only=TRAINING, device=device, tolerance=1e-3
+    )
     reports["generation"] = run_checks("generation_backends", "hf", only=GENERATION, device=device, tolerance=1e-3)
     return {
         f"{name}: {check}": str(error) for name, report in reports.items() for check, error in report.failed.items()

@@ -13,7 +13,7 @@ from mixture_runs import Gradients, gradients, write_mixture
 from nemorl.resources.worker import WorkerContext
 from nemorl_testing.batches import ragged_batch
 from sharded_runs import Case, Found, refuse, train
-from spawned import run_calls
+from spawned import Call, run_calls
 from spread_cases import gap
 from tiers import in_full
 from torch import Tensor
@@ -85,7 +85,7 @@ class Runs:
         for layout in dict.fromkeys(map(_layout, CASES)):
             chosen = [case for case in CASES if _layout(case) == layout]
             compared = [case for case in chosen if case.name in GRADIENTS]
-            calls = [(train, (self.placed(case),)) for case in chosen]
+            calls: list[Call] = [(train, (self.placed(case),)) for case in chosen]
             calls += [(gradients, (self.placed(replace(case, saves="")),)) for case in compared]
             results = run_calls(calls, layout[0])
             self.ranks |= {case.name: found for case, found in zip(chosen, results, strict=False)}
@@ -115,7 +115,7 @@ class Runs:
         resumes = ("one biased" if case.options.get("router") == BIASED["router"] else "one") if case.resumes else ""
         saves = case.saves if case.name == "one" else ""
         options = {key: case.options[key] for key in case.options if key == "router"}
-        plain = {"policy": policy, "options": options, "saves": saves, "resumes": resumes}
+        plain: dict[str, Any] = {"policy": policy, "options": options, "saves": saves, "resumes": resumes}
         return replace(case, world_size=1, halved=False, all_on_first=False, **plain)
 
 

@@ -10,9 +10,9 @@ from nemorl.config import PolicyConfig
 from nemorl_dtensor import DTensorConfig
 from nemorl_rl.models.tiny import write_tiny_model
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64}
-SIX = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-SHARED = {"context_parallel_size": 2}
+SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}
+SIX: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+SHARED: dict[str, Any] = {"context_parallel_size": 2}
 EXPERTS, ROUTER = "backend.expert_parallel_size", "backend.router."
 
 

@@ -91,9 +91,10 @@ def recorded(model: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
 def by_hand(folder: Path, batch: TokenBatch, sigmoid: bool) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Of a plain model, one sequence at a time: the mean over tokens of the auxiliary loss, added up over layers; its
     gradients; [L, E] counts of tokens."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     model.get_input_embeddings().padding_idx = None  # the row of the padding token learns too
-    total, tokens, start = torch.zeros(()), 0, 0
+    total: Any = torch.zeros(())
+    tokens, start = 0, 0
     counts: Any = 0
     for length, fed in zip(batch.lengths.tolist(), fed_lengths(batch).tolist(), strict=True):
         if fed:
@@ -120,7 +121,7 @@ def test_the_auxiliary_loss_adds_the_gradient_of_its_formula(
     name: str, recomputed: bool, folders: dict[str, Path], batch: TokenBatch, weighted_nll: Any
 ) -> None:
     value, expected, counts = by_hand(folders[name], batch, sigmoid=name in BIASED)
-    policy = {"activation_checkpointing": recomputed, "microbatch_tokens": 40}
+    policy: dict[str, Any] = {"activation_checkpointing": recomputed, "microbatch_tokens": 40}
     plain = gradients(backend(folders[name], {}, **policy), batch, weighted_nll)
     made = backend(folders[name], {"balance_loss": COEFFICIENT}, **policy)
     found = gradients(made, batch, weighted_nll)
