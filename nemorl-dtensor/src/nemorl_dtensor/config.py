@@ -137,12 +137,6 @@ class DTensorConfig(RankBackendConfig):
                 f"{policy.tensor_parallel_size} tensor-parallel ranks * {self.data_parallel_replicas} replicas",
                 "lower one of them, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
             )
-        if self.router.balance_loss:
-            yield ConfigIssue(
-                "backend.router.balance_loss",
-                "experts are balanced over whole sequences, and ranks share them",
-                "set it to 0 (router.bias_update_rate evens the load as well), or context_parallel_size: 1",
-            )
         geometry = known_geometry(policy)
         if geometry is None:
             return

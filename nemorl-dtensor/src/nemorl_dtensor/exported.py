@@ -6,12 +6,15 @@ which every rank takes part in. Pieces are this rank's own memory; together they
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nemorl_tensors.engines.boxes import Box, Offsets, ViewBox
+from nemorl_tensors.engines.model_folder import write_weights
 from nemorl_tensors.engines.pieces import Piece
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
@@ -148,3 +151,27 @@ def _cuts(tensor: Tensor, views: list[tuple[str, tuple[int, ...], ViewBox]]) -> 
         if common is not None:
             cut = None if common == held else common.slices(held.starts)
             yield _Cut(name, shape, place.in_view(common).starts, place, cut)
+
+
+def save_pretrained(path: Path, model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], rank: int) -> None:
+    """Write ``model`` without a tokenizer. Collective where it is spread over ranks; rank 0 writes.
+
+    Args:
+        path: Created if needed.
+        model: The policy.
+        tensors: Its weights under the names of published checkpoints, each put together as it is asked for.
+        rank: Of this process.
+    """
+    if rank > 0:
+        for _ in tensors:
+            pass
+        return
+    path.mkdir(parents=True, exist_ok=True)
+    config = deepcopy(model.config)
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]  # FSDP2 renames the class
+    config.dtype = model.dtype
+    vars(config).pop("quantization_config", None)  # what is written is decoded
+    config.save_pretrained(path)
+    if model.can_generate() and model.generation_config is not None:
+        model.generation_config.save_pretrained(path)
+    write_weights(path, tensors)

@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from nemorl_dtensor.experts import is_stack
 from nemorl_dtensor.mixtures import SCORES
+from nemorl_dtensor.ranks import computing_device
 from nemorl_dtensor.recomputation import KeptChoices, is_second_pass
 
 if TYPE_CHECKING:
@@ -41,17 +42,18 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 class RouterLoads:
     """The routers of a model, in the order of layers; none in a model whose routers are not known."""
 
-    def __init__(self, model: PreTrainedModel, config: RouterConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: RouterConfig, context: dist.ProcessGroup | None = None) -> None:
         """
         Args:
             model: Its routers get another forward pass. Not wrapped by FSDP2 yet.
             config: How they are trained.
+            context: The ranks that share the tokens of sequences with this one; ``None``: it has whole sequences.
 
         Raises:
             BackendError: An option is set that the model's routers do not have.
         """
         kind = model.config.get_text_config().model_type
-        self._config = config
+        self._config, self._context = config, context
         self._routers = _routers(model) if kind in SCORES else []
         for name in () if self._routers else changed(config):
             raise BackendError(
@@ -89,12 +91,13 @@ class RouterLoads:
         """Within it, passes whose rows are seen count. Collective.
 
         Args:
-            tokens: That the model is fed of this rank's shard.
+            tokens: That the model is fed of this rank's shard, which ranks that share sequences have in common.
         """
         if not self._routers:
             yield
             return
-        total = float(_summed(torch.tensor(float(tokens), dtype=torch.float64, device=self._device)))
+        copies = 1 if self._context is None else self._context.size()
+        total = float(_summed(torch.tensor(float(tokens), dtype=torch.float64, device=self._device))) / copies
         self._tokens += total
         self._loss_scale = self._config.balance_loss / max(total, 1.0)
         self._is_counting = True
@@ -107,7 +110,7 @@ class RouterLoads:
         """Of which rows the next pass is, and its repetition: ``None``, or any outside of ``counting``, counts nothing.
 
         Args:
-            rows: Its rows.
+            rows: This rank's part of its rows.
             sequences: Of its microbatch.
         """
         self._rows, self._sequences = rows if self._is_counting else None, sequences
@@ -135,8 +138,7 @@ class RouterLoads:
 
     @property
     def _device(self) -> torch.device:
-        device: torch.device = next(self._routers[0].parameters()).device
-        return device
+        return computing_device(next(self._routers[0].parameters()))
 
     @property
     def _zero(self) -> Tensor:
@@ -157,6 +159,8 @@ class RouterLoads:
             if not is_second_pass():
                 self._loads[layer] = self._loads.get(layer, 0) + loads_BE.sum(0)
         if self.are_balanced and torch.is_grad_enabled():
+            if self._context is not None:
+                dist.all_reduce(loads_BE, group=self._context)
             total = balance_loss(self._scored(logits_TE), loads_BE, rows.places, rows.owners)
             if not is_second_pass():
                 self._imbalance[layer] = self._imbalance.get(layer, 0) + total.detach().double()

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from nemorl.errors import BackendError, UsageError
 from nemorl.metrics import Mean
 from nemorl_tensors.batch import ROUTES, TokenBatch
@@ -82,8 +83,8 @@ class Noted:
 class Routers:
     """The routers of a model, in the order of its layers. Their modules stay as they are unless a choice is wanted."""
 
-    def __init__(self, routers: Sequence[nn.Module], choice: Choice) -> None:
-        self._routers, self.choice = routers, choice
+    def __init__(self, routers: Sequence[nn.Module], choice: Choice, context: dist.ProcessGroup | None = None) -> None:
+        self._routers, self.choice, self._context = routers, choice, context
         self._chooses: Callable[[int], Choose | None] = lambda layer: None
         self._routes: Tensor | None = None
         self._counted: set[int] = set()
@@ -94,8 +95,12 @@ class Routers:
             router.forward = partial(self._routed, layer, router.forward)
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> Routers:
+    def of(cls, model: PreTrainedModel, context: dist.ProcessGroup | None = None) -> Routers:
         """
+        Args:
+            model: A mixture.
+            context: The ranks that share the tokens of each pass; ``None``: this one has all of them.
+
         Raises:
             BackendError: Routes of the model cannot be replayed.
         """
@@ -105,7 +110,7 @@ class Routers:
                 fix="set policy.backend.router.replay: false",
             )
         found: list[Any] = router_modules(model)
-        return cls(found, choice_of(found[0]))
+        return cls(found, choice_of(found[0]), context)
 
     @property
     def layers(self) -> int:
@@ -147,8 +152,13 @@ class Routers:
         self._chooses = (lambda layer: None) if routes is None else self._replayed
 
     def take_flipped(self) -> Mean:
-        """The share of replayed choices since it was last asked that the routers would have made otherwise."""
+        """The share of replayed choices since it was last asked that the routers would have made otherwise.
+
+        Of ranks that share tokens each has the share of all of them. Collective there.
+        """
         counts, self._flipped = self._flipped, None
+        if self._context is not None and counts is not None:  # these ranks have the same passes
+            dist.all_reduce(counts, group=self._context)
         return Mean(0.0, 0.0) if counts is None else Mean(*map(float, counts.tolist()))
 
     def _replayed(self, layer: int) -> Choose:

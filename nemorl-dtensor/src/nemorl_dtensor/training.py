@@ -9,8 +9,7 @@ were normalised on the driver, so microbatches add up. Only adapters have dropou
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.checkpoint_files import RankFiles
-from nemorl_tensors.engines.model_folder import save_processor, save_tokenizer, write_weights
+from nemorl_tensors.engines.model_folder import save_processor, save_tokenizer
 from nemorl_tensors.engines.no_gradient import evaluate_without_gradient, gradient_metrics, split_by_gradient
 from nemorl_tensors.engines.observing import Activations
 from nemorl_tensors.engines.pieces import Piece
@@ -51,7 +50,7 @@ from nemorl_dtensor import checkpoint
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.assembly import AnyScorer, assemble
 from nemorl_dtensor.context_parallel import own_slice
-from nemorl_dtensor.exported import ExportedWeights
+from nemorl_dtensor.exported import ExportedWeights, save_pretrained
 from nemorl_dtensor.model import sight_of
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.model_lora import Adapters
@@ -69,7 +68,6 @@ from nemorl_dtensor.verification import verified_layout
 if TYPE_CHECKING:
     from nemorl.config.models import TrainingOptions
     from nemorl.resources.worker import WorkerContext
-    from transformers import PreTrainedModel
 
     from nemorl_dtensor.config import DTensorConfig
 
@@ -111,7 +109,8 @@ class DTensorBackend(RankBackend[Optimizer]):
 
         # 3. What steps, exports and checkpoints need. A value head was not sampled from.
         is_replayed = config.router.replay and head == "language_model"
-        self._routers = Routers.of(self._model) if is_replayed else None
+        context = None if self._ranks is None else self._ranks.context
+        self._routers = Routers.of(self._model, context) if is_replayed else None
         keep_freed_memory(worker.device)
         self._exported = ExportedWeights(self._model, assembly.names, self._adapters, self._rank)
         rank, ranks = worker.rank, worker.world_size
@@ -405,27 +404,3 @@ class DTensorBackend(RankBackend[Optimizer]):
 
 def _metrics_of(batch: TokenBatch, found: Sequence[tuple[Tensor, Metrics]]) -> Metrics:
     return pass_metrics(batch, [metrics for _, metrics in found], [value.double() for value, _ in found])
-
-
-def save_pretrained(path: Path, model: PreTrainedModel, tensors: Iterable[tuple[str, Tensor]], rank: int) -> None:
-    """Write ``model`` without a tokenizer. Collective where it is spread over ranks; rank 0 writes.
-
-    Args:
-        path: Created if needed.
-        model: The policy.
-        tensors: Its weights under the names of published checkpoints, each put together as it is asked for.
-        rank: Of this process.
-    """
-    if rank > 0:
-        for _ in tensors:
-            pass
-        return
-    path.mkdir(parents=True, exist_ok=True)
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__.removeprefix("FSDP")]  # FSDP2 renames the class
-    config.dtype = model.dtype
-    vars(config).pop("quantization_config", None)  # what is written is decoded
-    config.save_pretrained(path)
-    if model.can_generate() and model.generation_config is not None:
-        model.generation_config.save_pretrained(path)
-    write_weights(path, tensors)

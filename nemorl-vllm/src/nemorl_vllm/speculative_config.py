@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from nemorl.config.base import Config
+from nemorl.config import Config, ModelName
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from pydantic import Field
@@ -46,7 +46,7 @@ class SpeculativeConfig(Config):
     what a smaller model of the same tokenizer draws. ``eagle3``: what a head draws that was trained to read the hidden
     states of the policy (EAGLE-3, arXiv:2503.01840). Updates of the policy reach neither: as it moves away, fewer of
     their guesses are accepted."""
-    model: str | None = None
+    model: ModelName | None = None
     """The smaller model or the head, a folder or a name on the Hugging Face Hub."""
     num_speculative_tokens: int = Field(4, ge=1, le=32)
     """Tokens guessed at a time. Lower it when few are accepted (``train/draft_acceptance_rate``)."""

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
+from nemorl.metrics import Mean
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.config import DTensorConfig
 from nemorl_dtensor.ranks import like, whole
@@ -21,6 +22,7 @@ from nemorl_dtensor.training import DTensorBackend
 from nemorl_dtensor.ulysses import by_heads, by_slices
 from nemorl_tensors import TokenBatch
 from nemorl_testing.batches import Counted, branching_batch, ragged_batch
+from nemorl_testing.models import chosen_experts, load_reference
 from nemorl_testing.training_outputs import SquaredError
 from torch import Tensor
 
@@ -29,6 +31,10 @@ STEPS = 2
 """After the first, whose gradient is read"""
 SHORT = (2, 3, 2)
 """Tokens of sequences of which fewer are fed than four ranks share rows"""
+ROUTES_OF = {"qwen3_moe": (2, 4), "deepseek_v3": (1, 4)}
+"""Layers with experts, and experts of each, of mixtures that routes are replayed in"""
+CHOSEN = 2
+VOCABULARY = 80
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,8 @@ class Learnt:
     """Of the first step, whole"""
     metrics: list[dict[str, float]]
     """By step"""
+    flipped: Mean
+    """Of the first step: replayed routes that are not the routers' own"""
     after: Tensor
     weights: dict[str, Tensor]
     """Exported; empty on ranks other than 0"""
@@ -81,8 +89,17 @@ def batch_of(way: Way) -> TokenBatch:
         batch = TokenBatch.from_sequences(ids, [[True] * length for length in SHORT])
         batch = batch.with_tokens(advantages=torch.linspace(-1, 1, batch.num_tokens))
     else:
-        batch = (branching_batch if way.batch == "branching" else ragged_batch)(temperature=0.9)
+        batch = (branching_batch if "branching" in way.batch else ragged_batch)(temperature=0.9)
+    if "routed" in way.batch:  # by token id: what sequences share goes to the same experts
+        scores = torch.rand(VOCABULARY, *ROUTES_OF[way.model], generator=torch.Generator().manual_seed(3))
+        batch = batch.with_tokens(routes=scores.topk(CHOSEN, -1).indices.to(torch.int16)[batch.token_ids])
     return batch.with_tokens(targets=torch.linspace(-1, 1, batch.num_tokens))
+
+
+def own_routes(batch: TokenBatch, folder: str) -> Tensor:
+    """[N, L, K] int16 experts that a plain forward pass over each sequence chooses."""
+    model, sequences = load_reference(folder), batch.token_ids.split(batch.lengths.tolist())  # type: ignore[no-untyped-call]
+    return torch.cat([chosen_experts(model, sequence.tolist()) for sequence in sequences]).to(torch.int16)
 
 
 def build(context: WorkerContext, way: Way, folders: Mapping[str, str]) -> DTensorBackend:
@@ -97,6 +114,8 @@ def build(context: WorkerContext, way: Way, folders: Mapping[str, str]) -> DTens
 def learn(context: WorkerContext, way: Way, folders: Mapping[str, str]) -> Learnt:
     """One rank: it scores its shard, and takes a few steps, the first one by halves."""
     backend, batch = build(context, way, folders), batch_of(way)
+    if way.batch == "own routes":
+        batch = batch.with_tokens(routes=own_routes(batch, folders[way.model]))
     shards = batch.shards(context.world_size // way.together, by_trees=way.layout == "shared")
     sequences = shards[context.rank // way.together]
     mine = batch.select(sequences)
@@ -118,7 +137,8 @@ def learn(context: WorkerContext, way: Way, folders: Mapping[str, str]) -> Learn
     exported = [dict(bucket) for bucket in backend.export_weights()]
     weights = {name: tensor.detach().clone() for bucket in exported for name, tensor in bucket.items()}
     metrics = [{name: metric.value for name, metric in step.items()} for step in steps]
-    found = Learnt(sequences, before, reference, likeliest, given, gradients, metrics, read(mine), weights)
+    flipped: Any = first.get("routes_flipped", Mean(0, 0))
+    found = Learnt(sequences, before, reference, likeliest, given, gradients, metrics, flipped, read(mine), weights)
     backend.shutdown()
     return found
 

@@ -12,6 +12,7 @@ from nemorl_rl.models.tiny import write_tiny_model
 
 SIZES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}
 SIX: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+SHARED: dict[str, Any] = {"context_parallel_size": 2}
 EXPERTS, ROUTER = "backend.expert_parallel_size", "backend.router."
 
 
@@ -50,6 +51,9 @@ def unknown(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (4, {"expert_parallel_size": 2}, {"tensor_parallel_size": 2}, [EXPERTS, "tensor_parallel_size"]),
         (2, {}, {"tensor_parallel_size": 2}, ["tensor_parallel_size"]),
         (1, {"router": {"balance_loss": 0.1, "dtype": "float32"}}, {}, []),
+        (4, {**SHARED, "expert_parallel_size": 2, "router": {"balance_loss": 0.1, "replay": True}}, {}, []),
+        (2, {**SHARED, "expert_parallel_size": 2, "offload": {"parameters": True}}, {}, []),
+        (3, SHARED, {}, ["backend.context_parallel_size"]),  # three workers, two by two
         (1, {"router": {"bias_update_rate": 0.1}}, {}, [ROUTER + "bias_update_rate"]),
     ],
 )

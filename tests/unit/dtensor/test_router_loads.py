@@ -14,12 +14,18 @@ from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor import DTensorConfig, recomputation
 from nemorl_dtensor.model import load_model
+from nemorl_dtensor.ranks import as_part
+from nemorl_dtensor.router_loads import RouterLoads
 from nemorl_dtensor.training import DTensorBackend
+from nemorl_rl.models.routers import RouterConfig
 from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors import TokenBatch
 from nemorl_tensors.engines.rows import fed_lengths
 from recorded_messages import Raises
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from transformers import AutoModelForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
@@ -254,6 +260,19 @@ def test_options_of_routers_that_are_not_there_are_refused(
         backend(pretrained, {"balance_loss": 0.1})
     with raises(BackendError, "bias", "balance_loss"):
         backend(folders["qwen3_moe"], {"bias_update_rate": 0.1})
+
+
+def test_counts_lie_where_weights_of_the_host_are_computed_with(folders: dict[str, Path]) -> None:
+    model = load_model(PolicyConfig(model_name=str(folders["qwen3_moe"])))
+    loads = RouterLoads(model, RouterConfig())
+    gate = model.get_submodule("model.layers.0.mlp.gate")
+    weight: Tensor = gate.weight.detach()
+    mesh = DeviceMesh("meta", [0], _init_backend=False, _rank=0)
+    spec = DTensorSpec(mesh, (Shard(0),), TensorMeta(weight.shape, weight.stride(), weight.dtype))
+    gate.weight = nn.Parameter(as_part(weight, spec), requires_grad=False)
+    assert gate.weight.device.type == "cpu"
+    assert loads._zero.device.type == "meta"
+    assert loads._zero.shape == (4,)
 
 
 def _exported(made: DTensorBackend) -> dict[str, Tensor]:
