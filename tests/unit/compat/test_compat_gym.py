@@ -45,7 +45,7 @@ def started(found: Migration) -> dict[str, Any]:
     return start
 
 
-@pytest.mark.parametrize("base", ["grpo", "ppo"])
+@pytest.mark.parametrize("base", ["grpo", "ppo", "distillation"])
 def test_what_nemo_rl_gives_to_gym_becomes_an_argument_of_its_command(base: str) -> None:
     settings = {
         gym("skip_venv_if_present"): True,
@@ -134,7 +134,10 @@ def test_tags_go_to_the_penalties_that_look_for_them() -> None:
         "tool_call_tags": ["call", "tool"],
         "thinking_tags": ["<r>", "</r>"],
     }
-    assert found.config["rollouts"]["reward_penalties"] == {"empty_final_answer": True, "thinking_tags": ["<r>", "</r>"]}
+    assert found.config["rollouts"]["reward_penalties"] == {
+        "empty_final_answer": True,
+        "thinking_tags": ["<r>", "</r>"],
+    }
 
 
 @pytest.mark.parametrize("effort", [{"low_string": "", "low_weight": 0.1}, {"low_string": "x", "low_weight": 0.0}, {}])
@@ -151,7 +154,10 @@ def test_effort_levels_that_are_off_change_nothing(effort: dict[str, Any]) -> No
             {gym("config_paths"): [THEIR_MODEL, "responses_api_models/genrm_model/configs/genrm_model.yaml"]},
             GYM_MODELS,
         ),
-        ({gym("quick.responses_api_models.vllm_model.chat_template_kwargs.enable_thinking"): False}, "second model server"),
+        (
+            {gym("quick.responses_api_models.vllm_model.chat_template_kwargs.enable_thinking"): False},
+            "second model server",
+        ),
         ({policy_model("extra_body.bad_words"): ["<image>"]}, "words that are never generated"),
         ({policy_model("max_input_tokens"): 4096}, "max_input_tokens"),
         ({policy_model("audio_root"): "/sounds"}, "this setting of NeMo-Gym's model server"),
@@ -178,3 +184,12 @@ def test_parsers_of_the_server_are_a_difference_and_no_obstacle() -> None:
     found = with_gym(**parsers)
     assert found.is_complete, found.features
     assert {change.key for change in found.of("different")} >= parsers.keys()
+
+
+def test_a_distillation_is_told_that_flagged_episodes_are_distilled_too() -> None:
+    """Where NeMo RL leaves them out; an episode's teacher does not ask for its reward."""
+    said = {change.key: change.outcome.text for change in with_gym("distillation").of("different")}
+    assert "flags" in said[gym("config_paths")]
+    assert "flags" not in {c.key: c.outcome.text for c in with_gym().of("different")}[gym("config_paths")]
+    asked = with_gym("distillation", **{"env.should_mask_flagged_samples": True})
+    assert "env.should_mask_flagged_samples" in [change.key for change in asked.of("different")]

@@ -40,7 +40,7 @@ FILE_DEFAULTS = {
 TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 GRADED = ("grpo", "ppo", "distillation", "eval")
 """Families whose second column is the answer that is graded, not a response to imitate."""
-SAMPLED = ("grpo", "ppo")
+SAMPLED = ("grpo", "ppo", "distillation")
 """Families whose episodes an environment may drive."""
 
 

@@ -36,7 +36,9 @@ def gym_environment(old: OldConfig, new: Pieces) -> None:
     if overrides:
         start["overrides"] = overrides
     new.put("environment", {"name": GYM_NAME, "start": start})
-    new.differ("env.nemo_gym.config_paths", "Gym is started where nemorl is, by `ng_run` (environment.start)")
+    place = "Gym is started where nemorl is, by `ng_run` (environment.start)"
+    flagged = "; episodes that it flags are distilled like all others" if old.family == "distillation" else ""
+    new.differ("env.nemo_gym.config_paths", place + flagged)
 
 
 def _overrides(old: OldConfig) -> Iterator[str]:

@@ -188,4 +188,6 @@ def _gym_tags(old: OldConfig, new: Pieces) -> None:
         if sorted(map(str, patterns)) == sorted([f"<{name}>" for name in names] + [f"</{name}>" for name in names]):
             new.put("message_penalties.tool_call_tags", names)
         else:
-            new.miss("env.nemo_gym.invalid_tool_call_patterns", "patterns of broken tool calls that are no pairs of tags")
+            new.miss(
+                "env.nemo_gym.invalid_tool_call_patterns", "patterns of broken tool calls that are no pairs of tags"
+            )
