@@ -8,7 +8,9 @@ from typing import Any
 import nemorl
 import pytest
 from nemorl_cli.console import Console
+from nemorl_rl.data.tokenizer import Tokenizer as TextTokenizer
 from nemorl_rl.models.tiny import BOS, EOS, PAD, UNK, write_tiny_model
+from test_agents_learn import Drafts
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
@@ -121,3 +123,27 @@ def test_a_student_of_other_tokens_learns_the_sums(teacher: Path, tmp_path: Path
     assert after["validation/reverse_kl"] < 0.25 * before
     assert after["validation/accuracy"] > 0.7
     assert after["train/compared_frac"] > 0.8
+
+
+def test_episodes_of_an_agent_that_forks_teach_what_the_teacher_would_have_said(
+    teacher: Path, student: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": row["prompt"]} for row in SUMS]
+    config = nemorl.load_config(
+        {
+            **COMMON,
+            "run_dir": str(tmp_path / "run"),
+            "algorithm": "distillation",
+            "model": str(student),
+            "teacher": {"model": str(teacher), "precision": "float32"},
+            "generation": {"max_new_tokens": 2},
+            "num_prompts_per_step": len(SUMS),
+            "topk": 16,
+            "max_steps": 60,
+        }
+    )
+    agent = Drafts(TextTokenizer.load(str(student)))
+    result = config.build().fit(rows, agent, val_dataset=rows, console=Console(quiet=True))
+    first = next(record for record in result.history if "train/environment/sequences" in record)
+    assert (first["train/environment/calls"], first["train/environment/sequences"]) == (3.0, 2.0)
+    assert result.metrics["validation/reverse_kl"] < 0.25 * result.history[0]["validation/reverse_kl"]

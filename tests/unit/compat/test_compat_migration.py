@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -89,7 +90,7 @@ GYM: dict[str, Any] = {
 
 def with_gym(**changes: Any) -> Migration:
     config = whole("grpo")
-    for path, value in {**GYM, **changes}.items():
+    for path, value in deepcopy({**GYM, **changes}).items():
         put(config, path, value)
     return migrate(config)
 

@@ -40,7 +40,7 @@ FILE_DEFAULTS = {
 TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
 GRADED = ("grpo", "ppo", "distillation", "eval")
 """Families whose second column is the answer that is graded, not a response to imitate."""
-SAMPLED = ("grpo", "ppo")
+SAMPLED = ("grpo", "ppo", "distillation")
 """Families whose episodes an environment may drive."""
 
 
@@ -170,8 +170,11 @@ class _Dataset:
         """The dataset of nemorl; ``None`` where there is none, which has been said."""
         name, path = self.name, self.take("data_path") or self.take("train_data_path")
         answer = "answer_column" if self.old.family in GRADED else "response_column"
-        if name == GYM_DATASET and path is not None and self.old.family in SAMPLED:
-            return {"name": GYM_NAME, "path": str(path)}
+        if name == GYM_DATASET and self.old.family in SAMPLED:
+            if path is not None:
+                return {"name": GYM_NAME, "path": str(path)}
+            self.new.miss(self.key_of("dataset_name"), "a run without a dataset")
+            return None
         if self.known.get("films"):
             self.new.miss(self.key_of("dataset_name"), FILMS)
         if self.known and _has_preset(self.known["preset"]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from nemorl_compat.conversions.pieces import Pieces
@@ -162,7 +163,31 @@ def _shaping(old: OldConfig, new: Pieces, path: str) -> None:
 
 
 def penalties(old: OldConfig, new: Pieces) -> None:
-    """Tokens for which an episode earns 0, which a switch turns on."""
+    """Tokens for which an episode earns 0, which a switch turns on, and the tags by which faults are found."""
     unwanted = old.get("reward_penalties.token_ids.unwanted")
     if old.family == "grpo" and old.get("reward_penalties.penalize_unwanted_tokens") and unwanted is not None:
         new.put("rollouts.reward_penalties.unwanted_tokens", unwanted if isinstance(unwanted, list) else [unwanted])
+    if old.family == "grpo" and old.get("env.should_use_nemo_gym"):
+        _gym_tags(old, new)
+
+
+def _gym_tags(old: OldConfig, new: Pieces) -> None:
+    """Tags of thinking and of tool calls, which NeMo RL has below NeMo-Gym and reads for its penalties."""
+    tags, patterns = (old.get(f"env.nemo_gym.{name}") for name in ("thinking_tags", "invalid_tool_call_patterns"))
+    uses = {
+        "message_penalties": old.get("grpo.malformed_thinking_advantage") is not None,
+        "rollouts.reward_penalties": old.has_penalties,
+    }
+    for place in [place for place, is_used in uses.items() if is_used and tags]:
+        if isinstance(tags, list) and len(tags) == 2:
+            new.put(f"{place}.thinking_tags", tags)
+        else:
+            new.miss("env.nemo_gym.thinking_tags", "think tags that are no pair")
+    if patterns and old.get("grpo.invalid_tool_call_advantage") is not None:
+        names = [found[1] for pattern in patterns if (found := re.fullmatch(r"<(\w+)>", str(pattern)))]
+        if sorted(map(str, patterns)) == sorted([f"<{name}>" for name in names] + [f"</{name}>" for name in names]):
+            new.put("message_penalties.tool_call_tags", names)
+        else:
+            new.miss(
+                "env.nemo_gym.invalid_tool_call_patterns", "patterns of broken tool calls that are no pairs of tags"
+            )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nemorl_compat.conversions.gym import GYM_NAME
+from nemorl_compat.conversions.gym import chat_template, template_options
 from nemorl_compat.conversions.pieces import Pieces, put_mapped
 from nemorl_compat.features import MEDIA_ON_MEGATRON
 from nemorl_compat.key_table import CRITICS_OWN, judge
 from nemorl_compat.old_config import OldConfig
 
-GYM_TEMPLATE = "env.nemo_gym.policy_model.responses_api_models.vllm_model.extra_body.chat_template_kwargs"
 MEGATRON_SIZES = {
     "pipeline_model_parallel_size": "pipeline_parallel_size",
     "virtual_pipeline_model_parallel_size": "virtual_pipeline_parallel_size",
@@ -107,6 +106,7 @@ def tokenizer(old: OldConfig, new: Pieces) -> None:
         new.put("policy.tokenizer.chat_template", "passthrough" if template is None else template)
         if template == "default":
             new.put("policy.tokenizer.chat_template", None)
+    new.put_given("policy.tokenizer.chat_template", chat_template(old))
     options = {**(old.get("policy.tokenizer.chat_template_kwargs") or {}), **template_options(old)}
     new.put_given("policy.tokenizer.chat_template_kwargs", options or None)
     new.put_given("policy.hf_config_overrides", old.get("policy.hf_config_overrides"))
@@ -227,9 +227,3 @@ def critic(old: OldConfig, new: Pieces) -> None:
             new.put(f"critic.{setting}", value)
     for key, found in own.findings.items():
         new.findings.setdefault(key.replace("policy.", "value.", 1), found)
-
-
-def template_options(old: OldConfig) -> Mapping[str, Any]:
-    """Options that Gym's model server gives the chat template."""
-    found = old.get(GYM_TEMPLATE)
-    return found if isinstance(found, Mapping) and GYM_NAME in old.environments else {}
