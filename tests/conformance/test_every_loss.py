@@ -135,6 +135,7 @@ MASKS = "nemorl_rl.policy_gradient.token_masks"
 def shipped_losses() -> Iterator[type]:
     """Every class that reads batch fields and is no transform, in the packages of algorithms and what these share."""
     names = dict.fromkeys(entry.name for entry in registry().index.of_kind("algorithms"))
+    del names["client_loop"]  # its losses are formulas of the Tinker API, in a client's own fields (test_tinker_losses)
     packages = [registry().load("algorithms", name).trainer.partition(".")[0] for name in names]
     for package in dict.fromkeys([*packages, "nemorl_rl.policy_gradient"]):
         root = importlib.import_module(package)
