@@ -8,8 +8,8 @@ first; when one of them or its workers is lost, so is the engine.
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from nemorl.resources.worker import WorkerContext
 
     from nemorl_vllm.config import VLLMConfig
+
+log = logging.getLogger(__name__)
 
 SHARED_MEMORY = "shared_memory"
 CLOSING_S = 10.0
@@ -177,7 +179,7 @@ class FurtherNodes:
         except Exception as error:  # whatever it is, they are gone
             reason = str(error)
         if not self._is_closing:
-            print(f"node {rank} of this engine is lost: {reason}", file=sys.stderr, flush=True)
+            log.error("node %d of this engine is lost: %s", rank, reason)
             for child in active_children():
                 child.terminate()
             os._exit(1)
