@@ -72,6 +72,7 @@ RUNS: dict[str, tuple[dict[str, Any], list[dict[str, str]]]] = {
     ),
     "mopd": ({**ROLLOUT}, PROMPTS),
 }
+OF_ROUTERS = ("expert_load_max", "dead_experts", "balance_loss", "routes_flipped")
 ELSEWHERE = {
     "train/avg_trajectory_age",  # asynchronous rollouts
     "train/max_trajectory_age",
@@ -97,6 +98,10 @@ ELSEWHERE = {
     "train/draft_acceptance_rate",
     "train/draft_guessed_tokens",
     "performance/average_token_imbalance",  # several generators
+    *(f"train/{part}{name}" for part in ("", "*/") for name in OF_ROUTERS),  # mixtures of experts
+    *(
+        f"train/{name}" for name in ("passes", "sampled_sequences", "sampled_checksum", "samples_not_repeated")
+    ),  # clients
     *(re.sub(r"<\w+>", "*", name) for name in SYSTEM_METRICS),  # runs that take longer than a second
 }
 

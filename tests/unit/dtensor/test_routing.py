@@ -153,13 +153,13 @@ def test_the_reference_and_what_follows_choose_by_themselves(qwen: Path) -> None
 
 def test_a_batch_without_routes_is_not_trained_on(qwen: Path, weighted_nll: Any, raises: Raises) -> None:
     batch = TokenBatch.from_sequences([[5, 6]], [[False, True]]).with_tokens(advantages=torch.ones(2))
-    with raises(UsageError, "no routes"):
+    with raises(UsageError, "routes"):
         trainer(qwen).train_step(batch, weighted_nll)
 
 
 def test_routes_of_another_model_are_refused(qwen: Path, raises: Raises) -> None:
     batch = routed_batch()
-    with raises(BackendError, "routes of 1 layers"):
+    with raises(BackendError, "routes", 1):
         trainer(qwen).get_logprobs(batch.with_tokens(**{ROUTES: batch[ROUTES][:, :1]}))
 
 

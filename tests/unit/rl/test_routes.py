@@ -108,7 +108,7 @@ def test_a_model_without_experts_and_a_run_without_sampler_are_refused(
 ) -> None:
     policy = {"init": "random", "backend": REPLAY}
     dense = write_tiny_model(tmp_path)
-    with raises(ConfigError, "no experts", path="policy.backend.router.replay"):
+    with raises(ConfigError, "experts", path="policy.backend.router.replay"):
         load_config({**RUN, "model": str(dense), "policy": policy})
-    with raises(ConfigError, "routes", "does not sample", path="policy.backend"):
+    with raises(ConfigError, "routes", path="policy.backend"):
         load_config({"algorithm": "sft", "model": str(mixture), "policy": policy, "data": "arithmetic"})
