@@ -13,9 +13,9 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -80,11 +80,14 @@ def load(
     rank: int = 0,
     *,
     buffers: Mapping[str, Tensor] | None = None,
-) -> None:
+) -> AdapterShape | None:
     """Restore what :func:`contents` saved, into the memory that the parameters already have. Collective.
 
     The number of ranks and how they share the model may differ from when it was written; then random generators beyond
     those saved start from rank 0's. A buffer that was not saved stays as it is.
+
+    Returns:
+        Of the adapter whose state was saved; ``None`` where there was none, or a version before this one saved it.
 
     Raises:
         CheckpointError: Files are missing or damaged, or are of another model.
@@ -94,8 +97,9 @@ def load(
     weights |= {name: buffer for name, buffer in (buffers or {}).items() if name in found}
     _compare(path, {name: tensor.shape for name, tensor in weights.items()}, found)
     _read(path / MODEL, weights)
-    steps, has_state, optimizer.rate_scale = _position(path / OPTIMIZER_JSON)
-    if has_state:
+    position = _Position.read(path / OPTIMIZER_JSON)
+    steps, optimizer.rate_scale = position.steps, position.rate_scale
+    if position.has_state:
         # Before the first step there may be nothing to save: no moments, and no masters in float32.
         has_files = steps > 0 or any((path / OPTIMIZER).glob("*"))
         state = optimizer.allocate(_shapes(path / OPTIMIZER).keys() if has_files else (), steps)
@@ -105,12 +109,7 @@ def load(
         optimizer.restart(steps)
     file = path / _rng_name(rank)
     restore_random_state(_load_file(file if file.is_file() else path / _rng_name(0)))
-
-
-def adapter_shape(path: Path) -> AdapterShape | None:
-    """Of the adapter whose state was saved; ``None`` where there was none, or a version before this one saved it."""
-    found = _json(path / OPTIMIZER_JSON).get("adapter")
-    return None if found is None else AdapterShape(**{**found, "modules": frozenset(found["modules"])})
+    return position.adapter
 
 
 def _read(folder: Path, tensors: dict[str, Tensor]) -> None:
@@ -157,23 +156,38 @@ def _rng_name(rank: int) -> str:
     return f"rng-{rank}.safetensors"
 
 
-def _position(file: Path) -> tuple[int, bool, float]:
-    """Optimizer steps before the checkpoint, whether the optimizer's state was saved, and the scale of its rate."""
-    state = _json(file)
-    return int(state["steps"]), bool(state.get("has_state", True)), float(state.get("rate_scale", 1.0))
+@dataclass(frozen=True)
+class _Position:
+    """What ``optimizer.json`` says."""
 
+    steps: int
+    """Before the checkpoint"""
+    has_state: bool
+    """The optimizer's state was saved"""
+    rate_scale: float
+    adapter: AdapterShape | None
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        state: dict[str, Any] = json.loads(file.read_text())
-        if state["format"] != FORMAT:
-            raise CheckpointError(
-                f"{file} has format {state['format']}, expected {FORMAT}", fix="use the version that wrote it"
+    @classmethod
+    def read(cls, file: Path) -> _Position:
+        """
+        Raises:
+            CheckpointError: It is missing, damaged, or of another version.
+        """
+        try:
+            state = json.loads(file.read_text())
+            if state["format"] != FORMAT:
+                raise CheckpointError(
+                    f"{file} has format {state['format']}, expected {FORMAT}", fix="use the version that wrote it"
+                )
+            shape = state.get("adapter")
+            return cls(
+                int(state["steps"]),
+                bool(state.get("has_state", True)),
+                float(state.get("rate_scale", 1.0)),
+                None if shape is None else AdapterShape(**{**shape, "modules": frozenset(shape["modules"])}),
             )
-        int(state["steps"]), float(state.get("rate_scale", 1.0))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}", fix="resume from an earlier checkpoint") from error
-    return state
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{file} cannot be read: {error}", fix="resume from an earlier checkpoint") from error
 
 
 def _compare(path: Path, expected: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> None:

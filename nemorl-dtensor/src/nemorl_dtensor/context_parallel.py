@@ -25,7 +25,7 @@ from nemorl_tensors.engines.tree_attention import TreePlan, torch_attention, tre
 from torch import Tensor, nn
 
 from nemorl_dtensor.attention_common import attention_with_common
-from nemorl_dtensor.tree_attention import FULL_ATTENTION, UNDERSTOOD, tree_plan
+from nemorl_dtensor.tree_attention import FULL_ATTENTION, beyond_full_attention, registered, tree_plan
 from nemorl_dtensor.ulysses import by_heads, by_slices
 
 if TYPE_CHECKING:
@@ -178,15 +178,8 @@ def attend(
         BackendError: the model asks for more than full causal attention.
     """
     if shared_rows is None:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        function = ALL_ATTENTION_FUNCTIONS[PLAIN]
-        found: tuple[Tensor, None] = function(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
-        )
-        return found
-    unknown = sorted(name for name, given in options.items() if given is not None and name not in UNDERSTOOD)
-    if unknown:
+        return registered(PLAIN)(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
+    if unknown := beyond_full_attention(options):
         raise BackendError(f"context parallelism knows no attention with {', '.join(unknown)}", fix=FIX)
     queries, keys, values = by_heads(query, key, value, shared_rows.group)
     if shared_rows.plan is None:

@@ -77,9 +77,14 @@ class RouterLoads:
             router.forward = partial(self._route, layer, router.forward)
 
     @property
+    def exist(self) -> bool:
+        """The model has routers that are known."""
+        return bool(self._routers)
+
+    @property
     def are_balanced(self) -> bool:
         """All sequences have a gradient: that of the auxiliary loss."""
-        return bool(self._routers) and self._config.balance_loss > 0
+        return self.exist and self._config.balance_loss > 0
 
     @property
     def biases(self) -> list[Tensor]:

@@ -279,8 +279,7 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def load_checkpoint(self, path: Path) -> None:
         self._residency.require("weights", "optimizer")
-        checkpoint.load(path, self._trainable, self._optimizer, self._rank, buffers=self._moved)
-        saved = checkpoint.adapter_shape(path)
+        saved = checkpoint.load(path, self._trainable, self._optimizer, self._rank, buffers=self._moved)
         if self._adapters is not None and saved is not None:
             self._adapters.shape = saved
 
@@ -367,9 +366,10 @@ class DTensorBackend(RankBackend[Optimizer]):
                 self._idle(scorer)
 
     def _own(self, rows: Rows) -> Rows:
-        """The tokens of rows that this rank computes."""
+        """The tokens of rows that this rank computes, as routers are told of them."""
         context = None if self._ranks is None else self._ranks.context
-        return rows if context is None else own_slice(rows, context)[0]
+        has_routers = self._loads.exist or self._routers is not None
+        return own_slice(rows, context)[0] if context is not None and has_routers else rows
 
     def _rows(self, microbatch: TokenBatch, *, candidates: bool = False) -> Rows:
         multiple = self._scorer.width_multiple if isinstance(self._scorer, ShardedScorer) else 1

@@ -8,6 +8,7 @@ the function it extends, which rows without a tree go to, as if it had been chos
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -86,15 +87,21 @@ def attend(
         BackendError: the model asks for more than full causal attention, in a row with a tree.
     """
     if prefix_tree is None:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-        function = ALL_ATTENTION_FUNCTIONS[plain]
-        found: tuple[Tensor, None] = function(
-            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options
-        )
-        return found
-    unknown = sorted(name for name, given in options.items() if given is not None and name not in UNDERSTOOD)
-    if unknown:
+        return registered(plain)(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
+    if unknown := beyond_full_attention(options):
         raise BackendError(f"its attention has {', '.join(unknown)}")
     own = attention_cpu.attention if plain == attention_cpu.NAME else torch_attention
     return tree_attention(prefix_tree, query, key, value, scaling, own, attention_with_common)[None], None
+
+
+def registered(name: str) -> Callable[..., tuple[Tensor, None]]:
+    """An attention function of transformers."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    found: Callable[..., tuple[Tensor, None]] = ALL_ATTENTION_FUNCTIONS[name]
+    return found
+
+
+def beyond_full_attention(options: Mapping[str, Any]) -> list[str]:
+    """What a model asks of its attention that is more than full causal attention, by name."""
+    return sorted(name for name, given in options.items() if given is not None and name not in UNDERSTOOD)

@@ -13,10 +13,9 @@ from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.config import DTensorConfig
 from nemorl_tensors import TokenBatch
 from nemorl_testing.batches import WeightedNLL, ragged_batch
+from sharded_prefixes import LINEAR
 from torch import Tensor
 
-LINEAR = {"lr": 1.0, "eps": 1.0, "weight_decay": 0.0}
-"""AdamW whose first update is g / (|g| + 1): it shows the gradient."""
 LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
-from megatron_runs import LOSSES, LossName
+from megatron_runs import LOSSES, LossName, Spread
 from nemorl.config import PolicyConfig
 from nemorl.contracts import Loss
 from nemorl.metrics import Metrics
@@ -28,14 +26,9 @@ MICROBATCH_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Spread):
     """A model, spread in one way."""
 
-    name: str
-    model: str
-    world_size: int = 1
-    policy: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
     loss: LossName = "grpo"
     all_on_first: bool = False
     """The first shard has the whole batch, the others have nothing."""

@@ -5,16 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from megatron_runs import Spread
 from nemorl.config import PolicyConfig
 from nemorl.metrics import Mean, Metrics
 from nemorl.resources.worker import WorkerContext
-from nemorl_megatron import MegatronConfig
 from nemorl_megatron.bridge.exchange import Exchange, global_names
 from nemorl_megatron.bridge.own import OwnBridge
 from nemorl_megatron.training import MegatronBackend
@@ -33,24 +31,14 @@ BATCHES = {"ragged": ragged_batch, "branching": branching_batch}
 
 
 @dataclass(frozen=True)
-class Case:
+class Case(Spread):
     """One step in one layout."""
 
-    name: str
-    model: str
-    world_size: int = 1
-    policy: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
     batch: str = "branching"
     saves: str = ""
     """Folder for a checkpoint after the update."""
     resumes: str = ""
     """Folder of a checkpoint, of which only the biases are looked at."""
-
-    @property
-    def shards(self) -> tuple[int, ...]:
-        """Of the data, by rank."""
-        return MegatronConfig(**self.options).data_shards(PolicyConfig(**self.policy), self.world_size)
 
 
 @dataclass(frozen=True)

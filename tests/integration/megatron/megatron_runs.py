@@ -37,14 +37,25 @@ LOSSES: Mapping[LossName, Loss] = {
 
 
 @dataclass(frozen=True)
-class Case:
-    """One way to train."""
+class Spread:
+    """A model and how it is spread over ranks."""
 
     name: str
     model: str
     world_size: int = 1
     policy: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        """Of the data, by rank."""
+        return MegatronConfig(**self.options).data_shards(PolicyConfig(**self.policy), self.world_size)
+
+
+@dataclass(frozen=True)
+class Case(Spread):
+    """One way to train."""
+
     loss: LossName = "grpo"
     all_on_first: bool = False
     """The first shard has the whole batch, the others have nothing."""
@@ -54,11 +65,6 @@ class Case:
     """Folder for a checkpoint after ``SAVED_AFTER`` steps, and for an export after all."""
     resumes: str = ""
     """Folder of a checkpoint to take the remaining steps from."""
-
-    @property
-    def shards(self) -> tuple[int, ...]:
-        """Of the data, by rank."""
-        return MegatronConfig(**self.options).data_shards(PolicyConfig(**self.policy), self.world_size)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,11 @@ class Folders:
         """Weights with a name, of which an earlier save may still be there: each save has a folder of its own."""
         return self.root / "checkpoints" / plain(model_id) / kind / f"{name}-{seq:08d}"
 
+    @staticmethod
+    def seq_of(folder: str) -> int:
+        """The request that saved a snapshot or a checkpoint, by the name of its folder."""
+        return int(folder.rpartition("-")[2].rpartition("/")[2])
+
     def forget(self, model_id: str) -> None:
         """Remove what a model has that has no name."""
         for part in ("states", "snapshots"):

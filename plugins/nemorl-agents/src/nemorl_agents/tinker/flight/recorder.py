@@ -32,7 +32,7 @@ from nemorl_agents.tinker.flight.operations import (
     recorded_steps,
     step_file,
 )
-from nemorl_agents.tinker.folders import plain
+from nemorl_agents.tinker.folders import Folders, plain
 from nemorl_agents.tinker.models import RUNS, STATE
 from nemorl_agents.tinker.records import Model, Records, Request, Sampler
 from nemorl_agents.tinker.wire.bodies import LoadWeights, body_of
@@ -112,7 +112,7 @@ class FlightRecorder:
         sampler = self._records.samplers.get(sampler_id)
         if sampler is None or sampler.folder is None:
             return "", 0
-        return self._model_of(sampler) or "", int(sampler.folder.rpartition("-")[2].rpartition("/")[2])
+        return self._model_of(sampler) or "", Folders.seq_of(sampler.folder)
 
     def end(self, model_id: str, status: Mapping[str, Any], save: Callable[[Path], None]) -> None:
         """The client of a loop is done or gone.
@@ -245,6 +245,6 @@ class FlightRecorder:
         if loop.has_loaded:
             return
         for checkpoint in self._records.checkpoints.where("model = ? AND type = 'training'", request.scope):
-            if checkpoint.folder.endswith(f"-{request.seq:08d}"):
+            if Folders.seq_of(checkpoint.folder) == request.seq:
                 step, state = loop.book.step, self._folder / checkpoint.folder / STATE
                 self._later(request.scope, partial(loop.book.save, step, state))
