@@ -46,7 +46,7 @@ class Part:
 
 PARTS = (
     Part("machine", 30, "the device, and what it does at most: matrix products and copies"),
-    Part("tests", 120, "pytest -m gpu"),
+    Part("tests", 150, "pytest -m gpu"),
     Part("parity", 60, "log-probs, gradients, a train step and decoded tokens, beside the CPU"),
     Part("quickstart", 150, "nemorl quickstart, start to finish"),
     Part("training", 75, "training steps of 135M and 1.7B models: tokens/s, MFU"),
@@ -54,9 +54,9 @@ PARTS = (
     Part("decoding", 75, "tokens/s at several batch sizes against the bandwidth"),
     Part("transports", 40, "weights from one process to another"),
     Part("memory", 40, "peak memory of training steps, predicted and measured"),
-    Part("offload", 45, "parts of the model in the host's memory: log-probs, peak memory, seconds"),
+    Part("offload", 60, "parts of the model in the host's memory: log-probs, peak memory, seconds"),
     Part("megatron", 75, "megatron-core beside the CPU and beside dtensor"),
-    Part("stalls", 30, "where the host waits for the GPU, and kernels per step"),
+    Part("stalls", 40, "where the host waits for the GPU, and kernels per step"),
 )
 
 

@@ -60,6 +60,7 @@ class HostActivations:
             found = forward(*args, **kwargs)
         if self._stream is not None:
             self._leaving.append((self._stream.record_event(), [tensor for tensor, _ in saved.values()]))
+        saved.clear()  # autograd keeps the hooks as long as the graph, and these hold what is on the device
         return found
 
     def _pack(self, common: set[int], saved: dict[Any, tuple[Tensor, _Kept]], tensor: Tensor) -> Any:
