@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nemorl_testing import simulated_device
 
 ERROR_LINES = 12
 """Of a failed case's traceback that are kept."""
@@ -70,6 +71,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="tiny sizes, for a trial on the CPU")
     options = parser.parse_args()
     options.figures = Figures(options.json)
+    if options.device == simulated_device.DEVICE:
+        simulated_device.install()
     options.is_cuda = options.device.startswith("cuda")
     if options.is_cuda:
         torch.cuda.set_device(options.device)
@@ -78,15 +81,15 @@ def parse() -> argparse.Namespace:
 
 def synchronize() -> None:
     """Wait for the GPU, if there is one."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
 
 
 def free() -> None:
     """Give back what nobody uses."""
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def seconds(work: Callable[[], Any], *, warm_up: int = 2, repeats: int = 5) -> float:
@@ -106,10 +109,11 @@ def seconds(work: Callable[[], Any], *, warm_up: int = 2, repeats: int = 5) -> f
 @contextmanager
 def peak_bytes(device: str) -> Iterator[Callable[[], int]]:
     """How many bytes were allocated on the GPU at most, above those at the beginning; 0 on the CPU."""
-    if not device.startswith("cuda"):
+    if device == "cpu":
         yield lambda: 0
         return
     free()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    yield lambda: torch.cuda.max_memory_allocated(device) - before
+    memory: Any = torch.get_device_module(device)
+    memory.reset_peak_memory_stats(device)
+    before = memory.memory_allocated(device)
+    yield lambda: memory.max_memory_allocated(device) - before

@@ -17,6 +17,7 @@ import torch
 from _figures import parse, synchronize
 from _models import SMOLLM2_135M, TINY, drawn_batch, generator, trainer, write_model
 from nemorl.types import GenerationRequest, SamplingParams
+from nemorl_testing import simulated_device
 from nemorl_testing.batches import WeightedNLL
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -26,9 +27,13 @@ SHOWN = 12
 """Lines with most waits that are named."""
 
 
-def waits(work: Callable[[], Any]) -> Counter[str]:
-    """How often each line of Python waited for the GPU."""
+def waits(work: Callable[[], Any], device: str) -> Counter[str]:
+    """How often each line of Python waited for the device."""
     work()
+    if device == simulated_device.DEVICE:
+        with simulated_device.waits.counted() as lines:
+            work()
+        return lines
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -73,7 +78,7 @@ def main() -> None:
         }
         for what, work in works.items():
             with options.figures.case(what):
-                lines = waits(work) if options.is_cuda else Counter[str]()
+                lines = waits(work, options.device) if options.device != "cpu" else Counter[str]()
                 options.figures.add(f"{what}: waits", sum(lines.values()))
                 options.figures.add(f"{what}: lines", ", ".join(f"{k} {n}" for k, n in lines.most_common(SHOWN)))
                 options.figures.add(what, busy(work))

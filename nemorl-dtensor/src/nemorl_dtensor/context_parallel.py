@@ -110,7 +110,7 @@ def _plan(rows: Rows, dtype: torch.dtype) -> TreePlan | None:
         lengths = tuple(starts.diff(append=starts.new_tensor([rows.position_ids.shape[1]])).tolist())
         slots = starts[:, None] + torch.arange(max(lengths), device=starts.device)
         tree = Tree(slots.clamp(max=rows.position_ids.shape[1] - 1), lengths, lengths)
-    return None if tree is None else tree_plan(tree, dtype)
+    return None if tree is None else tree_plan(tree, dtype, rows.input_ids.device)
 
 
 def share_rows(model: PreTrainedModel, ranks: int, *, tensor_parallel: int) -> None:

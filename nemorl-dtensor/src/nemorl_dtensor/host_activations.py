@@ -1,7 +1,7 @@
 """Activations that wait for the backward pass in the host's memory: what decoder layers save, in place of the device's.
 
 Each layer's forward pass runs under hooks of autograd. What it saves is copied to page-locked memory, on a stream of
-its own where the device is CUDA, so that the next layer computes meanwhile; at most two layers have theirs still on
+its own where the device has streams, so that the next layer computes meanwhile; at most two layers have theirs still on
 the device. The backward pass fetches it as it needs it. The same bits come back, so results do not change.
 
 Weights stay, whose memory is the model's or FSDP2's, and so does what all layers are given (masks, rotary factors).
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from nemorl_tensors.devices import has_streams, streams_of
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
@@ -37,8 +38,9 @@ class HostActivations:
 
     def __init__(self, device: str) -> None:
         self._kind = torch.device(device).type
-        self._stream: Any = _stream(device) if self._kind == "cuda" else None
-        self._leaving: deque[tuple[torch.cuda.Event, list[Tensor]]] = deque()
+        self._streams: Any = streams_of(device) if has_streams(device) else None
+        self._stream: Any = self._streams and self._streams.Stream(device)
+        self._leaving: deque[tuple[Any, list[Tensor]]] = deque()
         """Of the last layers: when their copies are done, and what is copied, which keeps its memory until then."""
         self.moved_bytes = 0
         """To the host, so far."""
@@ -83,8 +85,8 @@ class HostActivations:
         host = torch.empty_like(tensor, device="cpu", pin_memory=self._stream is not None)
         if self._stream is None:
             return host.copy_(tensor)
-        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(self._streams.current_stream(tensor.device))
+        with self._streams.stream(self._stream):
             return host.copy_(tensor, non_blocking=True)
 
     def _unpack(self, packed: Any) -> Tensor:
@@ -99,7 +101,7 @@ class HostActivations:
     def _let_go(self) -> None:
         """The device's memory of the earliest layer: what comes after in its stream waits for the copies."""
         copied, tensors = self._leaving.popleft()
-        torch.cuda.current_stream(tensors[0].device if tensors else None).wait_event(copied)
+        self._streams.current_stream(tensors[0].device if tensors else None).wait_event(copied)
 
 
 class _Kept:
@@ -116,10 +118,6 @@ class _Kept:
             found = self._host.to(self._device, non_blocking=True)
             self._here = weakref.ref(found)
         return found
-
-
-def _stream(device: str) -> Any:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _storage(tensor: Tensor) -> int:

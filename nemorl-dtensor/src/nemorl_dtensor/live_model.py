@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.media import Media, is_media
 from nemorl_tensors import TokenBatch
+from nemorl_tensors.devices import empty_cache
 from nemorl_tensors.engines.decoding import Decoder
 from nemorl_tensors.engines.observing import Recorder
 from nemorl_tensors.engines.parking import Parking, held_alone
@@ -108,8 +109,7 @@ class LiveModel:
     def leave(self, *, forget: bool) -> None:
         """Weights of its own give their device memory back."""
         self._parking.leave("weights", self.own_tensors(), forget=forget)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_cache()
 
     def come_back(self) -> None:
         self._parking.come_back("weights")
@@ -151,8 +151,8 @@ def prompt_logprobs(
     batch = with_places(TokenBatch.from_sequences(prompts, masks, media=media.values()))
     found = torch.zeros(batch.num_tokens)
     for members in plan_microbatches(batch, default_microbatch_tokens(device.type)):
-        part = batch.select(members).to(device)
+        part = batch.select(members)
         rows = to_rows(part, packed=False)
         if rows.targets.numel():
-            found[part[PLACE][rows.targets].cpu()] = scorer.score(rows, 1.0).cpu()
+            found[part[PLACE][rows.targets]] = scorer.score(rows.to(device), 1.0).cpu()
     return [tuple(piece.tolist()) for piece in torch.split(found, batch.lengths.tolist())]

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 def decoder_states(decoder: nn.Module, rows: Rows, sight: Sight | None = None) -> Tensor:
     """[R, W, D] last hidden states, of rows with images or sounds by a model that has ``sight``."""
-    extra: dict[str, Any] = {} if rows.tree is None else tree_arguments(rows.tree, next(decoder.parameters()).dtype)
+    extra: dict[str, Any] = {}
+    if rows.tree is not None:
+        extra = tree_arguments(rows.tree, next(decoder.parameters()).dtype, rows.input_ids.device)
     # Without a cache, or packed samples would see each other (transformers 5.19).
     states: Tensor = decoder(use_cache=False, **_inputs(decoder, rows, sight), **extra).last_hidden_state
     return states

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from nemorl.errors import BackendError
 from nemorl_rl.models.divisions import LayerSizes
+from nemorl_tensors.devices import has_streams
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -58,7 +59,7 @@ def shard(model: PreTrainedModel, ranks: Ranks, *, sequence_parallel: bool) -> N
     if ranks.experts is not None:
         divide_experts(model, ranks.experts["ep"])
     if ranks.parameters_on_host:
-        _fully_shard(model, ranks, CPUOffloadPolicy(pin_memory=ranks.mesh.device_type == "cuda"))
+        _fully_shard(model, ranks, CPUOffloadPolicy(pin_memory=has_streams(ranks.mesh.device_type)))
     elif ranks.data_parallel_size > 1:
         _fully_shard(model, ranks, OffloadPolicy())
 

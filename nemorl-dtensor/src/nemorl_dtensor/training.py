@@ -23,6 +23,7 @@ from nemorl.errors import BackendError, UsageError, boundary
 from nemorl.metrics import Metrics
 from nemorl_rl.planning.work import Model, WorkMeter
 from nemorl_tensors import TokenBatch
+from nemorl_tensors.devices import moved
 from nemorl_tensors.engines.buckets import in_buckets
 from nemorl_tensors.engines.checkpoint_files import RankFiles
 from nemorl_tensors.engines.model_folder import save_processor, save_tokenizer
@@ -246,7 +247,7 @@ class DTensorBackend(RankBackend[Optimizer]):
             raise BackendError("activations of a model that is spread over ranks are in parts", fix="use one worker")
         self._residency.require("weights")
         batch = TokenBatch.from_sequences([token_ids], [[False] + [True] * (len(token_ids) - 1)])
-        return observe_scoring(self._model, self._scorer, self._layout.rows(batch.to(self._device), width_multiple=1))
+        return observe_scoring(self._model, self._scorer, self._layout.rows(batch, width_multiple=1).to(self._device))
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:
         self._residency.require("weights")
@@ -314,9 +315,8 @@ class DTensorBackend(RankBackend[Optimizer]):
         self, evaluate: Evaluate, loss: Loss, microbatch: TokenBatch, into: Tensor | None
     ) -> tuple[Tensor, Metrics, Rows]:
         """The loss of a microbatch, its metrics, and how it was laid out. What the loss was given goes ``into``."""
-        microbatch = microbatch.to(self._device)
         candidates = "candidate_ids" in loss.requires
-        rows = self._rows(microbatch, candidates=candidates)
+        rows, microbatch = self._rows(microbatch, candidates=candidates), microbatch.to(self._device)
         outputs = self._outputs(rows, microbatch, output_shape(microbatch, candidates=candidates))
         if into is not None:
             into[microbatch[PLACE]] = outputs.detach()
@@ -352,12 +352,12 @@ class DTensorBackend(RankBackend[Optimizer]):
             plan = self._layout.plan(batch, self._budget)
             idle_passes = self._idle_passes(plan)
             for sequences in plan:
-                microbatch = batch.select(sequences).to(self._device)
+                microbatch = batch.select(sequences)
                 rows = self._rows(microbatch)
                 if rows.targets.numel() == 0:
                     idle_passes += 1 if self._ranks else 0  # the other ranks may have something to score
                     continue
-                places = microbatch[PLACE][rows.targets]
+                places = moved(microbatch[PLACE], self._device)[rows.targets]
                 if routed:
                     self._replay(self._own(rows))
                 for whole_batch, found in zip(into, read(rows), strict=True):
@@ -372,9 +372,11 @@ class DTensorBackend(RankBackend[Optimizer]):
         return own_slice(rows, context)[0] if context is not None and has_routers else rows
 
     def _rows(self, microbatch: TokenBatch, *, candidates: bool = False) -> Rows:
+        """A microbatch on the host, laid out there and sent to the device at once."""
         multiple = self._scorer.width_multiple if isinstance(self._scorer, ShardedScorer) else 1
         on_cpu = self._device == "cpu"
-        return self._layout.rows(microbatch, width_multiple=multiple, candidates=candidates, repeat_widths=on_cpu)
+        laid_out = self._layout.rows(microbatch, width_multiple=multiple, candidates=candidates, repeat_widths=on_cpu)
+        return laid_out.to(self._device)
 
     def _replay(self, rows: Rows) -> None:
         """Send the tokens of the next pass, and of its repetition in the backward pass, where the sampler sent them."""

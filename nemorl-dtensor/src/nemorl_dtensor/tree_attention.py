@@ -35,17 +35,17 @@ UNDERSTOOD = frozenset({"position_ids", "output_attentions", "output_hidden_stat
 """Further arguments of attention functions that change nothing here."""
 
 
-def tree_arguments(tree: Tree, dtype: torch.dtype) -> dict[str, Any]:
+def tree_arguments(tree: Tree, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Arguments of a decoder's forward pass over a row with a tree, in precision ``dtype``."""
     # A mask of four axes is taken as it is: none of row width by row width is made.
-    unread = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=tree.slots.device)
-    return {KEYWORD: tree_plan(tree, dtype), "attention_mask": unread}
+    unread = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
+    return {KEYWORD: tree_plan(tree, dtype, device), "attention_mask": unread}
 
 
-def tree_plan(tree: Tree, dtype: torch.dtype) -> TreePlan:
-    """The plan of a tree for attention in precision ``dtype``, on the tree's device."""
-    least = MIN_COMMON_SCORES if tree.slots.device.type == "cpu" else None
-    return TreePlan.of(tree, dtype, min_common_scores=least)
+def tree_plan(tree: Tree, dtype: torch.dtype, device: torch.device) -> TreePlan:
+    """The plan of a tree for attention in precision ``dtype`` on a device."""
+    least = MIN_COMMON_SCORES if device.type == "cpu" else None
+    return TreePlan.of(tree, dtype, min_common_scores=least).to(device)
 
 
 def register(plain: str) -> str:

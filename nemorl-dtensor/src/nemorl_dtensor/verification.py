@@ -234,9 +234,9 @@ def share_prefixes(
     parameters = inspect.signature(decoder.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return f"{type(decoder).__name__} passes no further arguments on to its attention"
-    batch = probe_batch(config.vocab_size).to(computing_device(next(model.parameters())))
-    alone = to_rows(batch, packed=False, width_multiple=width_multiple)
-    together = to_tree_rows(batch, width_multiple=width_multiple)
+    batch, device = probe_batch(config.vocab_size), computing_device(next(model.parameters()))
+    alone = to_rows(batch, packed=False, width_multiple=width_multiple).to(device)
+    together = to_tree_rows(batch, width_multiple=width_multiple).to(device)
     name = plain if shares_rows else tree_attention.register(plain)
     model.set_attn_implementation(name)
     try:

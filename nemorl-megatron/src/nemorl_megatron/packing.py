@@ -9,11 +9,12 @@ Rotary embeddings follow ``position_ids`` (``rope``), every other layer sees tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
+from nemorl_tensors.devices import on_device
 from nemorl_tensors.engines.rows import Tree
 from nemorl_tensors.engines.tree_attention import TreePlan
 from torch import Tensor
@@ -58,6 +59,10 @@ class Packing(PackedSeqParams):  # type: ignore[misc]
             max_seqlen_kv=longest,
             lengths=tuple(lengths),
         )
+
+    def to(self, device: torch.device | str) -> Packing:
+        """This packing on another device."""
+        return on_device(replace(self, tree=self.tree and self.tree.to(device)), device)
 
     def spans(self, first: int, end: int) -> list[Span]:
         """The sequences that have tokens in the part ``first`` ... ``end - 1`` of the row, in order."""

@@ -74,7 +74,7 @@ def microbatches(
         dtype: Of the computation.
         candidates: Score ``candidate_ids`` [N, K] in place of the tokens.
     """
-    sizes = parallel.sizes
+    sizes, device = parallel.sizes, parallel.device
     multiple = (sizes.tensor if sizes.sequence_parallel else 1) * (2 * sizes.context if sizes.context > 1 else 1)
     same_shape = sizes.virtual_pipeline is not None
     if not same_shape:
@@ -83,13 +83,13 @@ def microbatches(
         plan = _plan_even(batch, budget, sizes.pipeline)
     else:
         plan = _plan_equal(batch, budget)
-    parts = [batch.select(sequences).to(parallel.device) for sequences in plan]
+    parts = [batch.select(sequences) for sequences in plan]
     # The number of passes is that of the rank with the most where ranks exchange tokens, and a multiple of the number
     # of stages where these have parts. One pass at least: gradients are added up after the last.
     count = parallel.largest(max(1, len(parts))) if sizes.expert > 1 else max(1, len(parts))
     if same_shape:
         count = -(-count // sizes.pipeline) * sizes.pipeline
-    parts += [batch.select([]).to(parallel.device)] * (count - len(parts))
+    parts += [batch.select([])] * (count - len(parts))
     rows = [layout.rows(part, width_multiple=multiple, candidates=candidates) for part in parts]
     height, width = 1, multiple
     if same_shape:
@@ -99,7 +99,9 @@ def microbatches(
     packings = [_packing(found, dtype) for found in rows]
     if sizes.context > 1:
         rows = [own_part(found, parallel.place.context, sizes.context) for found in rows]
-    return [Microbatch(*found) for found in zip(parts, rows, packings, strict=True)]
+    # All is laid out on the host, and sent to the device at once.
+    sent = ((part.to(device), found.to(device)) for part, found in zip(parts, rows, strict=True))
+    return [Microbatch(*both, packing and packing.to(device)) for both, packing in zip(sent, packings, strict=True)]
 
 
 def _packing(rows: Rows, dtype: torch.dtype) -> Packing | None:

@@ -66,6 +66,8 @@ class ClusterConfig(Config):
     """Machines in the run."""
     gpus_per_node: int | None = Field(None, ge=0, le=1024)
     """GPUs used on each node. Unset: one if the machine has any, else the CPU."""
+    accelerator: str = Field("cuda", pattern=r"^[a-z]+$")
+    """Kind of GPU, as PyTorch names it: ``cuda`` (AMD's too), ``xpu``, ``mps``, ... Only ``cuda`` is looked for."""
     workers_per_node: int | None = Field(None, ge=1, le=1024)
     """Worker processes per node on machines without GPUs. Unset: one. With GPUs there is one per GPU."""
     colocated: bool = True
@@ -81,8 +83,7 @@ class ClusterConfig(Config):
     cpus_per_worker: float = Field(1.0, gt=0, le=10_000)
     """CPU cores reserved for each worker process."""
     address: ServerURL | None = None
-    """Existing Ray cluster to join: ``auto``, ``host:port`` or ``host`` (port 6379). Unset: a private one on this
-    machine, which nothing beyond it can reach, torn down at the end."""
+    """Ray cluster to join: ``auto``, ``host:port`` or ``host`` (port 6379). Unset: a private one on this machine."""
     env_vars: Variables = Field(default_factory=dict)
     """Environment variables of worker processes, e.g. ``NCCL_SOCKET_IFNAME: eth0``. They stand in the run's
     ``config.yaml``: keep secrets out."""
@@ -97,8 +98,7 @@ class ClusterConfig(Config):
     max_restarts: int = Field(3, ge=0)
     """How many times within ``restart_window_s`` a run replaces workers that died or hang before it gives up."""
     restart_window_s: float = Field(3600.0, gt=0)
-    """Seconds after which a replaced worker no longer counts against ``max_restarts``: a run of weeks survives a rare
-    loss again and again, and one whose workers always die ends soon."""
+    """Seconds after which a replaced worker no longer counts: runs survive rare losses, not workers that always die."""
     weight_transport: str | None = None
     """How weights get from training to generation, e.g. ``shared_memory``. Unset: the best that both backends, the
     distance between them and the devices allow."""
@@ -130,13 +130,13 @@ class ClusterConfig(Config):
     @property
     def uses_gpus(self) -> bool:
         if self.gpus_per_node is None:
-            return self.workers_per_node is None and count_gpus() > 0
+            return self.workers_per_node is None and (self.accelerator != "cuda" or count_gpus() > 0)
         return self.gpus_per_node > 0
 
     @property
     def device(self) -> str:
         """torch device string of a worker: Ray shows each its own GPU only."""
-        return "cuda:0" if self.uses_gpus else "cpu"
+        return f"{self.accelerator}:0" if self.uses_gpus else "cpu"
 
     @property
     def weight_distance(self) -> Distance:
@@ -171,7 +171,7 @@ class ClusterConfig(Config):
                 "start one (`ray start --head`, `ray start --address …`) and set cluster.address: auto",
             )
         yield from self._worker_environment_problems()
-        if self.address is None and (self.gpus_per_node or 0) > count_gpus():
+        if self.address is None and self.accelerator == "cuda" and (self.gpus_per_node or 0) > count_gpus():
             yield ConfigIssue(
                 "gpus_per_node",
                 f"asked for {self.gpus_per_node} GPUs, this machine has {count_gpus()}",

@@ -267,8 +267,8 @@ class WeightTransportConfig(PluginConfig):
 
     reach: ClassVar[Distance] = "node"
     """How far apart trainer and generator may be."""
-    devices: ClassVar[frozenset[str]] = frozenset({"cpu", "cuda"})
-    """Types of device that both sides may be on."""
+    devices: ClassVar[frozenset[str] | None] = None
+    """Types of device that both sides may be on; ``None``: any."""
     works_colocated: ClassVar[bool] = True
     """Whether both sides may be on the same device."""
     reaches_subprocesses: ClassVar[bool] = False

@@ -24,6 +24,7 @@ from nemorl.media import FIRST_ID, PLACE_BITS, Media, media_by_name
 from nemorl.types import Sample, Samples
 from torch import Tensor
 
+from nemorl_tensors.devices import moved, on_device
 from nemorl_tensors.filtering import TokenFilter
 from nemorl_tensors.functional import segment_ids, segment_sum
 
@@ -201,7 +202,7 @@ class TokenBatch:
     @property
     def sequence_ids(self) -> Tensor:
         """[N] index of each token's sequence."""
-        return segment_ids(self.lengths)
+        return segment_ids(self.lengths, self.num_tokens)
 
     def with_tokens(self, **fields: Tensor) -> TokenBatch:
         """This batch with more [N, …] fields."""
@@ -290,12 +291,10 @@ class TokenBatch:
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """This batch on another device."""
-        move = {name: getattr(self, name).to(device) for name in ("token_ids", "lengths", "mask", "loss_weights")}
         return replace(
-            self,
-            **move,
-            token_fields={name: values.to(device) for name, values in self.token_fields.items()},
-            sequence_fields={name: values.to(device) for name, values in self.sequence_fields.items()},
+            on_device(self, device),
+            token_fields={name: moved(values, device) for name, values in self.token_fields.items()},
+            sequence_fields={name: moved(values, device) for name, values in self.sequence_fields.items()},
         )
 
 

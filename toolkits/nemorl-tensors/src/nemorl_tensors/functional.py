@@ -15,14 +15,18 @@ SPREAD_EPSILON = 1e-6
 """Added to a standard deviation. Spreads below it are rounding noise and count as zero."""
 
 
-def segment_ids(lengths: Tensor) -> Tensor:
+def segment_ids(lengths: Tensor, total: int | None = None) -> Tensor:
     """[B] lengths -> [N] index of the sequence each token belongs to: ``[2, 1] -> [0, 0, 1]``.
+
+    Args:
+        lengths: Tokens of each sequence.
+        total: Their sum, if known: the host then does not wait for the device to tell it.
 
     Example:
         >>> segment_ids(torch.tensor([2, 1])).tolist()
         [0, 0, 1]
     """
-    return torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
+    return torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths, output_size=total)
 
 
 def segment_sum(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from nemorl_rl.chat.rows import tools_of
 from nemorl_rl.data.encoding import encode_response
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments.batching import Batcher
+from nemorl_tensors.devices import empty_cache
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class RewardModel(Environment):
         self._config = config
         device = config.device
         if device == "auto":
-            device = "cuda:0" if torch.cuda.is_available() else "cpu"
+            device = str(torch.accelerator.current_accelerator(check_available=True) or "cpu")
         self._tokenizer = Tokenizer.load(config.model)
         self._model = load_classifier(config.model, device, getattr(torch, config.dtype))
         longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
@@ -65,8 +66,7 @@ class RewardModel(Environment):
 
     def close(self) -> None:
         self.__dict__.pop("_model", None)
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_cache()
 
     def _score_all(self, asks: list[tuple[Prompt, str]]) -> list[Score]:
         texts = [self._encode(prompt, response).cut(self._limit) for prompt, response in asks]

@@ -115,6 +115,7 @@ def choose_transport(
         except PluginNotFoundError:
             continue
         reaches = _DISTANCES.index(config.reach) >= _DISTANCES.index(distance)
-        if reaches and device.partition(":")[0] in config.devices and (config.works_colocated or not colocated):
+        serves = config.devices is None or device.partition(":")[0] in config.devices
+        if reaches and serves and (config.works_colocated or not colocated):
             return plugins.index.find("weight_transports", name).id
     return None

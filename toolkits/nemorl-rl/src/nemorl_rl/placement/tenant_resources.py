@@ -6,6 +6,7 @@ Enough for a policy with its reference, a critic or teachers. Runs that sample a
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from nemorl.resources.policies import TrainingPolicy
@@ -22,11 +23,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nemorl.config.cluster import ClusterConfig
 from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.contracts.memory import DeviceMemoryError
-from nemorl.errors import WorkerLostError
+from nemorl.errors import BackendError, WorkerLostError
 from nemorl.resources.manager import ResourceManager
 from nemorl.resources.policies import Turn
 
@@ -36,6 +38,10 @@ if TYPE_CHECKING:
     from nemorl.trainer import BaseTrainer
 
     from nemorl_rl.planning.memory.watch import MemoryWatch
+
+_log = logging.getLogger(__name__)
+TRIED = frozenset({"cuda", "sim"})
+"""Kinds of accelerator on which runs have been seen to train."""
 
 
 class ProvenPolicy(TrainingPolicy):
@@ -53,6 +59,24 @@ class ProvenPolicy(TrainingPolicy):
         return super().train_step(minibatch, loss)
 
 
+def _look_at_accelerator(cluster: ClusterConfig) -> None:
+    """Refuse one that PyTorch does not see in this process, which would compute on it; say that one is untried."""
+    if not cluster.uses_gpus or cluster.accelerator == "cuda":
+        return
+    import torch
+
+    seen = torch.accelerator.current_accelerator(check_available=True)
+    if not cluster.uses_ray and (seen is None or seen.type != cluster.accelerator):
+        raise BackendError(
+            f"PyTorch {torch.__version__} sees no {cluster.accelerator} on this machine, "
+            f"but {'no accelerator' if seen is None else seen.type}",
+            fix="name what it sees in cluster.accelerator, remove it to compute on the CPU, or install another build "
+            "of PyTorch",
+        )
+    if cluster.accelerator not in TRIED:
+        _log.warning("nemorl has not been run on %s yet: compare with a run on the CPU", cluster.accelerator)
+
+
 class TenantResources(ResourceManager):
     """Decides, besides, who is in the devices' memory while a model works."""
 
@@ -62,6 +86,7 @@ class TenantResources(ResourceManager):
         models = {POLICY: config.policy, **{role: model.policy for role, model in config.auxiliary_models.items()}}
         adapted = [role for role, policy in models.items() if policy.lora is not None]
         self._planned = config
+        _look_at_accelerator(config.cluster)
         placement = config.place()
         if placement.takes_turns is None:
             scene = self._watch.scene

@@ -87,5 +87,5 @@ def _speed(product: Callable[[Tensor, Tensor], Tensor], device: str, kind: dtype
 def _wait(device: str) -> None:
     import torch
 
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+    if device != "cpu":
+        torch.accelerator.synchronize(device)

@@ -43,7 +43,7 @@ class CudaIpcConfig(WeightTransportConfig):
 
     summary: ClassVar[str] = "GPU memory that other processes map (GPUs of one node)"
     reach: ClassVar[Distance] = "node"
-    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    devices: ClassVar[frozenset[str] | None] = frozenset({"cuda"})
     reaches_subprocesses: ClassVar[bool] = True
     takes_device_memory: ClassVar[bool] = True
     is_mapped: ClassVar[bool] = True
@@ -59,7 +59,7 @@ class NcclConfig(WeightTransportConfig):
 
     summary: ClassVar[str] = "Broadcast between GPUs (any nodes, generation on devices of its own)"
     reach: ClassVar[Distance] = "cluster"
-    devices: ClassVar[frozenset[str]] = frozenset({"cuda"})
+    devices: ClassVar[frozenset[str] | None] = frozenset({"cuda"})
     works_colocated: ClassVar[bool] = False
     reaches_subprocesses: ClassVar[bool] = True
 

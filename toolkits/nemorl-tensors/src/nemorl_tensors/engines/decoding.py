@@ -230,7 +230,7 @@ class RunningBatch:
             return failed
         # Rows that have ended and are still here draw tokens that nobody reads.
         tokens, logprobs = self._sampler.sample(self._logits)
-        ended = self._record(tokens.tolist(), logprobs.tolist())
+        ended = self._record(*_on_host(tokens, logprobs))
         # Ended rows leave before the forward pass, once their cost exceeds that of moving the others.
         self._over += len(ended)
         self._wasted_row_steps += self._over
@@ -349,6 +349,12 @@ class RunningBatch:
 
 def _media(rows: Iterable[Response]) -> dict[int, Media]:
     return media_by_name(item for row in rows for item in row.media)
+
+
+def _on_host(tokens: Tensor, logprobs: Tensor) -> tuple[list[int], list[float]]:
+    """Both of each row, in one copy: the host waits once per token, which is the floor where it decides who goes on."""
+    both = torch.stack((tokens, logprobs.view(torch.int32).to(torch.int64))).cpu()
+    return both[0].tolist(), both[1].to(torch.int32).view(torch.float32).tolist()
 
 
 def _survivors(live: list[Response], leaving: Collection[Response] = ()) -> list[int]:

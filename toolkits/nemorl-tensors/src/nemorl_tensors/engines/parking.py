@@ -15,6 +15,8 @@ from nemorl.errors import BackendError
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from nemorl_tensors.devices import empty_cache, has_streams
+
 
 @dataclass(frozen=True)
 class _Parked:
@@ -52,15 +54,15 @@ class Parking:
                 self._parked[part] = [replace(parked, content=None) for parked in self._parked[part]]
             return
         parked = []
-        on_gpu = False
+        on_device = False
         for storage in _storages(leaving):
-            on_gpu |= storage.device.type == "cuda"
+            on_device |= storage.device.type != "cpu"
             parked.append(_Parked(storage, storage.nbytes(), None if forget else _to_host(storage)))
             storage.resize_(0)
         if parked:
             self._parked[part] = parked
-        if on_gpu:
-            torch.cuda.empty_cache()  # engines have allocators of their own, often in other processes
+        if on_device:
+            empty_cache()  # engines have allocators of their own, often in other processes
 
     def has(self, part: str) -> bool:
         """Whether it is away."""
@@ -152,8 +154,8 @@ def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
 
 
 def _to_host(storage: torch.UntypedStorage) -> Tensor:
-    content = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
-    return content.copy_(_bytes_of(storage))
+    content = _bytes_of(storage)
+    return torch.empty_like(content, device="cpu", pin_memory=has_streams(storage.device)).copy_(content)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:

@@ -22,6 +22,7 @@ from nemorl.metrics import Metrics
 from torch import Tensor
 
 from nemorl_tensors.batch import TokenBatch
+from nemorl_tensors.devices import empty_cache
 from nemorl_tensors.engines.checkpoint_files import CheckpointWriter
 from nemorl_tensors.engines.layouts import Layout
 from nemorl_tensors.engines.pieces import Piece, PieceSender, RankPieces
@@ -255,8 +256,7 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
         self._sender.close()
         del self._residency, self._made_optimizer, self._adapters, self._reference
         self._release()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        empty_cache()
 
     def _clear_gradients(self) -> None:
         self._optimizer.clear_gradients()

@@ -25,6 +25,7 @@ from nemorl.media import Media
 from torch import Tensor
 
 from nemorl_tensors.batch import NO_ROUTE, ROUTES, TokenBatch
+from nemorl_tensors.devices import on_device
 from nemorl_tensors.functional import segment_ids
 from nemorl_tensors.logprobs import next_token_targets
 
@@ -81,6 +82,10 @@ class Rows:
     """[P] the sequence, an index into the microbatch's [B]"""
     routes: Tensor | None = None
     """[R * W, L, K] int16: the experts of each position in each layer of experts, ``NO_ROUTE`` where none is known"""
+
+    def to(self, device: torch.device | str) -> Rows:
+        """These rows on another device. A tree stays on the host, where attention over it is planned."""
+        return on_device(self, device)
 
 
 def slotted_routes(batch: TokenBatch, slots: Tensor, tokens: Tensor, positions: int) -> Tensor | None:

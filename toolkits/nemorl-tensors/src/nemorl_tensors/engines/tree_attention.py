@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from nemorl_tensors.devices import moved, on_device
 from nemorl_tensors.engines.rows import Tree
 
 MAX_WASTE = 1.5
@@ -44,6 +45,10 @@ class Bucket:
     """[S, Q] bool: which queries are not padding"""
     common_slots: Tensor | None
     """[C] where keys stand that every query sees before these; ``None``: there are none"""
+
+    def to(self, device: torch.device | str) -> Bucket:
+        """This one on another device."""
+        return on_device(self, device)
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,11 @@ class TreePlan:
             done += slots.numel()
             buckets.append(_bucket(tree, members, common, first, is_query, dtype))
         return cls(tuple(buckets), torch.cat(query_slots), places)
+
+    def to(self, device: torch.device | str) -> TreePlan:
+        """This plan on another device."""
+        buckets = tuple(bucket.to(device) for bucket in self.buckets)
+        return TreePlan(buckets, moved(self.query_slots, device), moved(self.places, device))
 
 
 def _queries(tree: Tree, members: Sequence[int], first: Tensor) -> tuple[Tensor, Tensor]:
