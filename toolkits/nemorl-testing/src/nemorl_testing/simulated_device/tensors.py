@@ -187,6 +187,8 @@ def _count_waits(
 ) -> bool:
     """Whether the operation copies to the host without it waiting; other waits are counted."""
     is_copy = name in COPIES and ((bool(ours) and (target != NAME or bool(others))) or (target == NAME and not ours))
+    if is_copy and not args[0].numel():
+        return False
     if is_copy:
         non_blocking = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
         if not non_blocking:
