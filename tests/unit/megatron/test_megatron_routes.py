@@ -162,7 +162,7 @@ def test_sequences_without_a_backward_pass_are_replayed_and_counted(qwen: Path) 
     batch = routed_batch()
     first = batch.sequence_ids < 2
     trained = batch.with_tokens(advantages=torch.where(first, 1.0, 0.0))
-    backend = trainer(qwen)
+    backend = trainer(qwen, layout="padded", policy={"microbatch_tokens": 14})
     scored = backend.get_logprobs(trained)
     trained = trained.with_tokens(old_logprobs=scored, generation_logprobs=scored)
     metrics = backend.train_step(trained, ClippedPolicyGradientLoss())
