@@ -144,7 +144,6 @@ def _convert(weights: Path, policy: PolicyConfig, output: Path) -> None:
     from nemorl_tensors.engines.model_config import read_model_config
     from transformers import AutoModelForCausalLM
 
-
     config = read_model_config(policy)
     with boundary(f"transformers, building model {policy.model_name!r},"), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]

@@ -5,8 +5,8 @@
 
 Such a folder is one of ``torch.distributed.checkpoint``, whose tensors are whole, however many ranks wrote them. Names
 differ by how megatron-core was built and asked to save: layers are stacked in one tensor [L, ...] or have their number
-in the name; so have experts, [E, ...] after the layers; gates and the rest of a feed-forward layer are one tensor, gates
-above, or two; and norms belong to the layer that they stand before (Transformer Engine) or stand alone.
+in the name; so have experts, [E, ...] after the layers; gates and the rest of a feed-forward layer are one tensor,
+gates above, or two; and norms belong to the layer that they stand before (Transformer Engine) or stand alone.
 """
 
 from __future__ import annotations

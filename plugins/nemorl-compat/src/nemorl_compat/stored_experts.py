@@ -44,12 +44,12 @@ class Part:
     """Of the stored tensor."""
     expert: int | None = None
     """The one that it is of; ``None``: it is the whole tensor."""
-    rows: slice = slice(None)
-    """Of that expert's matrix."""
+    first_row: int = 0
+    """In that expert's matrix of the model."""
 
     def within(self, tensor: Tensor) -> Tensor:
         """The memory of the part in the model's tensor."""
-        return tensor if self.expert is None else tensor[self.expert, self.rows]
+        return tensor if self.expert is None else tensor[self.expert].narrow(0, self.first_row, self.shape[0])
 
 
 def stored_parts(expected: Mapping[str, tuple[int, ...]], found: Collection[str]) -> dict[str, Part]:
@@ -63,8 +63,7 @@ def stored_parts(expected: Mapping[str, tuple[int, ...]], found: Collection[str]
     >>> list(stored_parts(stacked, {"model.layers.0.mlp.experts.1.down_proj.weight"}))
     ['model.layers.0.mlp.experts.0.down_proj.weight', 'model.layers.0.mlp.experts.1.down_proj.weight', 'lm_head.weight']
     """
-    block = next((block for block in PUBLISHED if any(f"{block}experts.0." in name for name in found)), None)
-    block = block or next((block for block in PUBLISHED if any(_is_single(block, name) for name in found)), None)
+    block = next((block for block in PUBLISHED if any(_is_single(block, name) for name in found)), None)
     parts: dict[str, Part] = {}
     for name, shape in expected.items():
         if name in found or block is None:
@@ -85,11 +84,8 @@ def _experts(name: str, shape: tuple[int, ...], block: str) -> Iterator[tuple[st
     count, rows, columns = shape
     published = PUBLISHED[block]
     stem = name.rpartition(".experts.")[0].removesuffix(".mlp") + block
+    matrices = [published.down] if name.endswith(DOWN) else [published.gate, published.up]
+    size = rows // len(matrices)
     for expert in range(count):
-        if name.endswith(DOWN):
-            halves = {published.down: slice(None)}
-        else:
-            halves = {published.gate: slice(0, rows // 2), published.up: slice(rows // 2, rows)}
-        for projection, half in halves.items():
-            size = (len(range(rows)[half]), columns)
-            yield f"{stem}experts.{expert}.{projection}.weight", Part(name, size, expert, half)
+        for number, matrix in enumerate(matrices):
+            yield f"{stem}experts.{expert}.{matrix}.weight", Part(name, (size, columns), expert, number * size)
