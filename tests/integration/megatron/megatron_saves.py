@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import nemorl_megatron.cpu_shim  # noqa: F401  megatron-core on the CPU
@@ -86,18 +87,17 @@ def write(context: WorkerContext, case: Case) -> Tensor | None:
 
 @contextmanager
 def _processes() -> Iterator[None]:
-    """megatron-core writes in processes of its own, which those of ``spawned`` may not start, and keeps one."""
+    """megatron-core writes in processes of its own, which those of ``spawned`` may not start. It would have one more
+    for a queue, which is for saves in the background."""
     here: Any = multiprocessing.current_process()
     was = here._config.get("daemon")
     here._config["daemon"] = False
+    filesystem_async._results_queue = Queue()
     try:
         yield
     finally:
         here._config["daemon"] = was
-        queue: Any = filesystem_async._results_queue
-        if queue is not None:
-            queue._manager.shutdown()
-            filesystem_async._results_queue = None
+        filesystem_async._results_queue = None
 
 
 def _build(config: Any, case: Case) -> GPTModel:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,23 +46,23 @@ NUMBERED = {"non_homogeneous_layers": True}
 CASES = (
     Case("qwen3_moe", "qwen3_moe", engine=True),
     Case("qwen3_moe, layers numbered", "qwen3_moe", metadata=NUMBERED),
-    Case("qwen3_moe, experts numbered", "qwen3_moe", metadata=SINGLE, engine=True),
     Case("qwen3_moe, ep2", "qwen3_moe", 2, {"expert": 2}, engine=True),
     Case("qwen3_moe, tp2, experts numbered", "qwen3_moe", 2, {"tensor": 2}, SINGLE),
     Case("qwen3_moe, pp2", "qwen3_moe", 2, {"pipeline": 2}, engine=True),
-    Case("mixtral", "mixtral", engine=True),
-    Case("glm4_moe, ep2", "glm4_moe", 2, {"expert": 2}, engine=True, uniform=False),
     Case("glm4_moe", "glm4_moe", engine=True, uniform=False),
+    Case("glm4_moe, ep2", "glm4_moe", 2, {"expert": 2}, engine=True, uniform=False),
     Case("qwen2, tp2", "qwen2", 2, {"tensor": 2}, engine=True),
-    Case("qwen2", "qwen2", engine=True),
-    Case("qwen3, pp2", "qwen3", 2, {"pipeline": 2}, engine=True),
+    Case("qwen3", "qwen3", engine=True),
     Case("llama", "llama"),
     *in_full(
         [
+            Case("qwen3_moe, experts numbered", "qwen3_moe", metadata=SINGLE, engine=True),
             Case("qwen3_moe, tp2 ep2", "qwen3_moe", 2, {"tensor": 2, "expert": 2}, engine=True),
-            Case("qwen3", "qwen3", engine=True),
-            Case("llama, tp2", "llama", 2, {"tensor": 2}, SINGLE),
+            Case("mixtral", "mixtral", engine=True),
             Case("mixtral, ep2, experts numbered", "mixtral", 2, {"expert": 2}, SINGLE),
+            Case("qwen2", "qwen2", engine=True),
+            Case("qwen3, pp2", "qwen3", 2, {"pipeline": 2}, engine=True),
+            Case("llama, tp2", "llama", 2, {"tensor": 2}, SINGLE),
         ]
     ),
 )
@@ -150,8 +152,10 @@ def test_another_model_another_format_and_another_architecture_are_refused_by_na
     step, _ = saved["qwen3_moe, layers numbered"]
     with raises(CheckpointError, "mlp.experts.gate_up_proj"):
         import_checkpoint(step, tmp_path / "out", model=str(models["mixtral"]))
-    with raises(CheckpointError, "decoder.layers.0.mlp.router.weight"):
+    with raises(CheckpointError, "model.layers.0.mlp.gate_proj.weight"):
         import_checkpoint(step, tmp_path / "out", model=str(models["qwen3"]))
+    with raises(CheckpointError, "decoder.layers.self_attention.q_layernorm.weight"):
+        import_checkpoint(saved["qwen3"][0], tmp_path / "out", model=str(models["llama"]))
     gemma = write_tiny_model(tmp_path / "gemma", architecture="gemma2")
     with raises(UsageError, "gemma2"):
         import_checkpoint(step, tmp_path / "out", model=str(gemma))
@@ -161,3 +165,19 @@ def test_another_model_another_format_and_another_architecture_are_refused_by_na
     with raises(UsageError, "zarr"):
         import_checkpoint(tmp_path / "other", tmp_path / "out", model=str(models["qwen3"]))
     assert not (tmp_path / "out").exists()
+
+
+def test_an_index_with_classes_of_an_older_megatron_core_is_read(
+    models: dict[str, Path], saved: dict[str, tuple[Path, Tensor | None]], tmp_path: Path
+) -> None:
+    step = shutil.copytree(saved["qwen3"][0], tmp_path / "step_5")
+    index = step / "policy" / "weights" / "iter_0000000" / ".metadata"
+    text = pickle.dumps(pickle.loads(index.read_bytes()), protocol=2)
+    ours, theirs = b"megatron.core.dist_checkpointing.strategies.torch\nMCore", b"torch.distributed.checkpoint."
+    for kind, module in ((b"Metadata", b"metadata"), (b"SavePlan", b"planner")):
+        assert theirs + module + b"\n" + kind + b"\n" in text
+        text = text.replace(theirs + module + b"\n" + kind + b"\n", ours + kind + b"\n")
+    index.write_bytes(text)
+    import_checkpoint(step, tmp_path / "out")
+    stored, found = (load_file(folder / "model.safetensors") for folder in (models["qwen3"], tmp_path / "out"))
+    assert all(torch.equal(found[name], tensor) for name, tensor in stored.items())
