@@ -134,9 +134,10 @@ def fixed_choice(model: Any, routes: Tensor) -> Iterator[None]:
         yield
 
 
-def _softmax_normed(_config: Any, logits: Tensor, choice: Tensor) -> Tensor:
+def _softmax_normed(config: Any, logits: Tensor, choice: Tensor) -> Tensor:
     chosen = torch.softmax(logits, -1).gather(1, choice)
-    return chosen / chosen.sum(-1, keepdim=True)
+    is_normed = config.to_dict().get("norm_topk_prob", True)
+    return chosen / chosen.sum(-1, keepdim=True) if is_normed else chosen
 
 
 def _sigmoid_normed(config: Any, logits: Tensor, choice: Tensor) -> Tensor:

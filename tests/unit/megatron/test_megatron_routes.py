@@ -61,14 +61,15 @@ def trainer(folder: Path, *, replay: bool = True, reference: bool = False, **opt
     return MegatronBackend(made, WorkerContext(), config, reference=reference, head=head)
 
 
-@pytest.fixture(scope="module", params=MEGATRON_MIXTURES)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mixture(tmp_path_factory.mktemp(request.param), request.param)
-
-
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its experts' weights are softmaxes over all experts; those of the others add up to something."""
     return mixture(tmp_path_factory.mktemp("qwen"), "qwen3_moe", norm_topk_prob=False)
+
+
+@pytest.fixture(scope="module", params=["qwen", *MEGATRON_MIXTURES])
+def folder(request: pytest.FixtureRequest, qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return qwen if request.param == "qwen" else mixture(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -189,6 +190,36 @@ def test_tokens_without_routes_the_reference_and_values_choose_by_themselves(qwe
     assert torch.equal(*values)
     for critic in critics:
         critic.shutdown()
+
+
+def test_adapters_learn_under_the_recorded_experts(qwen: Path) -> None:
+    batch, model = routed_batch(), load_reference(qwen)
+    wanted = by_hand(model, batch).detach()
+    own = [own_routes(model, ids.tolist()) for ids in batch.token_ids.split(batch.lengths.tolist())]
+    lora = {"lora": {"rank": 2}}
+    backend = trainer(qwen, policy=lora)
+    torch.testing.assert_close(backend.get_logprobs(batch), wanted, atol=2e-5, rtol=0)
+    assert 0.5 < backend.train_step(batch, WeightedNLL())["routes_flipped"].value < 0.9
+    assert float((backend.get_logprobs(batch) - wanted).abs().max()) > 1e-3, "the adapters learn"
+    backend.shutdown()
+    batch, found = batch.with_tokens(**{ROUTES: torch.cat(own).to(torch.int16)}), []
+    for replay in (False, True):
+        backend = trainer(qwen, replay=replay, policy=lora)
+        backend.train_step(batch, WeightedNLL())
+        found.append(exported(backend))
+        backend.shutdown()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_bfloat16_takes_the_recorded_experts(qwen: Path) -> None:
+    batch, model = routed_batch(), load_reference(qwen)
+    wanted, low = by_hand(model, batch).detach(), {"precision": "bfloat16"}
+    gaps = []
+    for replay in (True, False):
+        backend = trainer(qwen, replay=replay, policy=low)
+        gaps.append(float((backend.get_logprobs(batch) - wanted).abs().mean()))
+        backend.shutdown()
+    assert gaps[0] < 0.01 < gaps[1] / 10, gaps
 
 
 def test_a_batch_without_routes_or_with_those_of_another_model_is_refused(qwen: Path, raises: Raises) -> None:
