@@ -38,7 +38,7 @@ from routed_mixtures import (
 )
 from routed_mixtures import trainer as dtensor_trainer
 
-pytestmark = pytest.mark.megatron
+pytestmark = [pytest.mark.slow, pytest.mark.megatron]
 
 LAYOUTS = ("padded", "packed", "shared")
 PROMPTS = ((9, 18, 10), (5, 6, 7, 8, 9, 11, 12), (4,))
