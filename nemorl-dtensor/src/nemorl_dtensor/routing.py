@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from nemorl.errors import BackendError, UsageError
+from nemorl.errors import BackendError
 from nemorl.metrics import Mean
-from nemorl_tensors.batch import ROUTES, TokenBatch
+from nemorl_tensors.engines.routers import replayed_choice, require_routes_of
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -141,13 +141,8 @@ class Routers:
         Raises:
             BackendError: They are of another model.
         """
-        expected = (self.layers, self.choice.chosen)
-        if routes is not None and tuple(routes.shape[1:]) != expected:
-            raise BackendError(
-                f"the batch has routes of {routes.shape[1]} layers and {routes.shape[2]} experts per token, and this "
-                f"model has {expected[0]} and {expected[1]}",
-                fix="sample and train the same model",
-            )
+        if routes is not None:
+            require_routes_of(routes, self.layers, self.choice.chosen)
         self._routes, self._counted = routes, set()
         self._chooses = (lambda layer: None) if routes is None else self._replayed
 
@@ -171,13 +166,11 @@ class Routers:
                 f"a layer routes {len(scores)} tokens of a pass that has {len(recorded)}",
                 fix="set policy.backend.router.replay: false",
             )
-        known = recorded >= 0
+        choice, flips = replayed_choice(recorded, own)
         if layer not in self._counted:  # a recomputed pass is the same one
             self._counted.add(layer)
-            kept = (recorded.unsqueeze(2) == own.unsqueeze(1)).any(2)
-            counts = torch.stack(((known & ~kept).sum(), known.sum()))
-            self._flipped = counts if self._flipped is None else self._flipped + counts
-        return torch.where(known, recorded.long(), own)
+            self._flipped = flips if self._flipped is None else self._flipped + flips
+        return choice
 
     def _routed(self, layer: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         choose = self._chooses(layer)
@@ -232,15 +225,3 @@ def _random_copy(kind: Callable[..., nn.Module], config: Any) -> nn.Module:
     for tensor in (*router.parameters(), *router.buffers()):
         tensor.data.normal_(generator=generator)
     return router
-
-
-def require_routes(batch: TokenBatch) -> None:
-    """
-    Raises:
-        UsageError: The batch has no routes to replay.
-    """
-    if ROUTES not in batch:
-        raise UsageError(
-            "policy.backend.router.replay is on, and this batch has no routes: its samples do not tell their experts",
-            fix="sample with SamplingParams(routes=True), or set replay: false",
-        )

@@ -32,6 +32,7 @@ from nemorl_tensors.engines.observing import Activations
 from nemorl_tensors.engines.pieces import Piece
 from nemorl_tensors.engines.rank_backend import RankBackend
 from nemorl_tensors.engines.residency import Residency
+from nemorl_tensors.engines.routers import require_routes
 from nemorl_tensors.engines.rows import Rows, fed_lengths
 from nemorl_tensors.engines.steps import (
     PLACE,
@@ -60,7 +61,7 @@ from nemorl_dtensor.optim import Optimizer, norm_of_whole
 from nemorl_dtensor.origin import Origin
 from nemorl_dtensor.ranks import Ranks
 from nemorl_dtensor.router_loads import router_biases
-from nemorl_dtensor.routing import Routers, require_routes
+from nemorl_dtensor.routing import Routers
 from nemorl_dtensor.sharded_head import ShardedScorer
 from nemorl_dtensor.sharding import hidden_matrices
 from nemorl_dtensor.shelf import Shelf

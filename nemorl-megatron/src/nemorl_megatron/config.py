@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOptions
-from nemorl.contracts import GenerationCapability
+from nemorl.contracts import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import tensor_parallel_problems
@@ -38,6 +38,7 @@ LayoutName = Literal["auto", "padded", "packed", "shared"]
 class MegatronConfig(RankBackendConfig):
     """Train a Hugging Face model with megatron-core, spread over many devices in several ways at once."""
 
+    supports: ClassVar[frozenset[TrainingCapability]] = RankBackendConfig.supports | {"routes"}
     summary: ClassVar[str] = "megatron-core training: tensor, pipeline, context and expert parallelism"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"

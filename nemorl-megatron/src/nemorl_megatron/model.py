@@ -99,7 +99,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             position_ids: [B, S] of the tokens within their sequences; ``None``: 0 ... S - 1 in every row.
             packing: Where sequences begin, if the one row holds many.
             row_pass: Generation: where the tokens stand and what they see, in evaluation mode.
-            visits: That of ``routers``, where mixtures count.
+            visits: That of ``routers``, where mixtures count or replay.
 
         Returns:
             [S, B, H], of the last stage after its final norm, for ``head.OutputHead``; [S / tensor, B, H] with sequence

@@ -47,7 +47,7 @@ class Microbatch:
     packing: Packing | None = None
     """Of a row that holds many sequences."""
     visits: Tensor | None = None
-    """That of ``routers``, where mixtures count."""
+    """That of ``routers``, where mixtures count or replay."""
 
     def predicting(self, states: Tensor) -> Tensor:
         """[M, H] the states that predict the scored tokens, of [S, R, H]."""

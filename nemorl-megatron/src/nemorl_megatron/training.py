@@ -29,6 +29,7 @@ from nemorl_tensors.engines.observing import Activations, Recorder
 from nemorl_tensors.engines.pieces import Piece
 from nemorl_tensors.engines.rank_backend import RankBackend
 from nemorl_tensors.engines.residency import Residency
+from nemorl_tensors.engines.routers import require_routes
 from nemorl_tensors.engines.rows import fed_lengths
 from nemorl_tensors.engines.steps import (
     PLACE,
@@ -51,7 +52,7 @@ from nemorl_megatron.observing import observed
 from nemorl_megatron.optim import Learner
 from nemorl_megatron.parallel import Parallel, Sizes
 from nemorl_megatron.pipeline import LastStage, Microbatch, microbatches, run
-from nemorl_megatron.routers import Routers, visits
+from nemorl_megatron.routers import Routers
 
 if TYPE_CHECKING:
     from megatron.core.models.gpt import GPTModel
@@ -83,7 +84,9 @@ class MegatronBackend(RankBackend[Learner]):
         self._pieces = self._build(worker.seed)
         if config.freeze_moe_router:
             freeze_routers(self._pieces)
-        self._routers = Routers(self._pieces, self._parallel, config.router)
+        # A value head was not sampled from.
+        replays = config.router.replay and head == "language_model"
+        self._routers = Routers(self._pieces, self._parallel, config.router, replays=replays)
         self._has_gradient = False
         """Some loss since the last update had one, on this rank."""
         self._adapters = None
@@ -139,21 +142,23 @@ class MegatronBackend(RankBackend[Learner]):
         learner = self._optimizer
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks when there is an update.
+        if self._routers.replays:
+            require_routes(batch)
         trained, measured = batch, batch.select([])
         if not self._routers.are_balanced:
             trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
-        self._routers.begin(int(fed_lengths(batch).sum()), len(batch))
-        parts = self._counted(self._microbatches(trained, candidates=candidates))
-        sharing = self._layout.metrics(part.rows for part in parts)
-        self._count(parts, backward=True)
-        train_mode(self._pieces, True)
-        try:
-            found = self._run(learner.pieces, self._pieces, parts, self._backward_of(loss, into), backward=True)
-        finally:
-            train_mode(self._pieces, False)
+        with self._routers.counting(int(fed_lengths(batch).sum()), len(batch)):
+            parts = self._microbatches(trained, candidates=candidates)
+            sharing = self._layout.metrics(part.rows for part in parts)
+            self._count(parts, backward=True)
+            train_mode(self._pieces, True)
+            try:
+                found = self._run(learner.pieces, self._pieces, parts, self._backward_of(loss, into), backward=True)
+            finally:
+                train_mode(self._pieces, False)
 
-        # 2. Forward alone, of sequences that have no gradient: metrics are of all.
-        found += self._forward_only(evaluate_without_gradient, measured, loss, into, counted=True)
+            # 2. Forward alone, of sequences that have no gradient: metrics are of all.
+            found += self._forward_only(evaluate_without_gradient, measured, loss, into)
         return {**self._metrics_of(batch, found, into), **gradient_metrics(loss, trained, measured), **sharing}
 
     def _forward(self, batch: TokenBatch, loss: Loss, into: Tensor) -> Metrics:
@@ -173,13 +178,10 @@ class MegatronBackend(RankBackend[Learner]):
         self._routers.clear()
         self._has_gradient = False
 
-    def _forward_only(
-        self, evaluate: Evaluate, batch: TokenBatch, loss: Loss, into: Tensor | None, *, counted: bool = False
-    ) -> list[Any]:
+    def _forward_only(self, evaluate: Evaluate, batch: TokenBatch, loss: Loss, into: Tensor | None) -> list[Any]:
         if not self._parallel.largest(len(batch)):
             return []
         parts = self._microbatches(batch, candidates="candidate_ids" in loss.requires)
-        parts = self._counted(parts) if counted else parts
         self._count(parts, backward=False)
         return self._run(self._pieces, self._pieces, parts, self._evaluated(evaluate, loss, into))
 
@@ -302,7 +304,7 @@ class MegatronBackend(RankBackend[Learner]):
             assert head is not None, "scoring happens on the last stage"
             return [head.score(states, targets, batch.temperature, keep=keep)]
 
-        self._measure(batch, pieces, score, [into])
+        self._measure(batch, pieces, score, [into], routed=weights == "policy")
 
     def _measure(
         self,
@@ -310,6 +312,8 @@ class MegatronBackend(RankBackend[Learner]):
         pieces: Sequence[GPTModel],
         read: Callable[[Tensor, Tensor], Sequence[Tensor]],
         into: Sequence[Tensor],
+        *,
+        routed: bool = True,
     ) -> None:
         """Write what ``read`` says of scored tokens, from states [M, H] and ids [M], to their places in ``into``."""
 
@@ -321,7 +325,7 @@ class MegatronBackend(RankBackend[Learner]):
                     whole_batch[places] = found
             return states.new_zeros(()), None
 
-        self._run(pieces, pieces, self._microbatches(with_places(bare(batch))), fill)
+        self._run(pieces, pieces, self._microbatches(with_places(bare(batch)), routed=routed), fill)
         for found in into:
             if self._parallel.sizes.context > 1:
                 torch.distributed.all_reduce(found, group=self._parallel.context_group)
@@ -331,13 +335,13 @@ class MegatronBackend(RankBackend[Learner]):
         for part in parts:
             self._work.add(part.rows, backward=backward, parts=self._parallel.sizes.context)
 
-    def _counted(self, parts: Sequence[Microbatch]) -> Sequence[Microbatch]:
-        """The same, whose tokens the routers of a mixture count."""
-        return [replace(part, visits=visits(part.rows)) for part in parts] if self._routers.exist else parts
-
-    def _microbatches(self, batch: TokenBatch, *, candidates: bool = False) -> Sequence[Microbatch]:
+    def _microbatches(
+        self, batch: TokenBatch, *, candidates: bool = False, routed: bool = True
+    ) -> Sequence[Microbatch]:
+        """Passes over a batch. Unless they are ``routed``, routers choose all experts by themselves."""
         dtype = DTYPES[self._policy.precision]
-        return microbatches(batch, self._budget, self._parallel, self._layout, dtype=dtype, candidates=candidates)
+        parts = microbatches(batch, self._budget, self._parallel, self._layout, dtype=dtype, candidates=candidates)
+        return [replace(part, visits=self._routers.visits(part.rows)) for part in parts] if routed else parts
 
     def _run(
         self,

@@ -16,6 +16,8 @@ from nemorl.errors import CheckpointError, UsageError
 from nemorl_compat.checkpoints import import_checkpoint
 from nemorl_dtensor.model import load_model
 from recorded_messages import Raises
+from routed_mixtures import mixture
+from safetensors.torch import load_file
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -138,3 +140,32 @@ def test_the_command_says_how_to_go_on(tiny_model: Path, trained: Any, tmp_path:
     assert result.exit_code == 0, result.output
     assert "use model:" in " ".join(result.output.split())
     assert same_weights(tmp_path / "out", trained)
+
+
+def published(folder: Path) -> dict[str, torch.Tensor]:
+    """A mixture's tensors by their published names, each expert by itself."""
+    state = load_file(mixture(folder, "qwen3_moe") / "model.safetensors")
+    assert "model.layers.0.mlp.experts.7.down_proj.weight" in state
+    return state
+
+
+def test_experts_that_were_saved_each_by_itself_are_the_models(tmp_path: Path) -> None:
+    state = published(tmp_path / "model")
+    step = write_step(tmp_path, tmp_path / "model", state, inside="weights/model")
+    import_checkpoint(step, tmp_path / "out")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+
+
+def test_an_expert_that_is_missing_too_many_or_of_another_size_is_refused_by_name(
+    tmp_path: Path, raises: Raises
+) -> None:
+    state = published(tmp_path / "model")
+    lost = "model.layers.1.mlp.experts.3.up_proj.weight"
+    state.pop(lost)
+    state["model.layers.0.mlp.experts.8.down_proj.weight"] = torch.zeros(32, 16)
+    state["model.layers.0.mlp.experts.0.gate_proj.weight"] = torch.zeros(16, 31)
+    step = write_step(tmp_path, tmp_path / "model", state, inside="weights/model")
+    with raises(CheckpointError, lost, "model.layers.0.mlp.experts.8.down_proj.weight", "[16, 31]", "[16, 32]"):
+        import_checkpoint(step, tmp_path / "out")

@@ -17,14 +17,16 @@ from nemorl_rl.models.tiny import write_tiny_model
 from real_runs import real_run
 
 MIXTURE: dict[str, Any] = {"hidden_size": 32, "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2}
-REPLAY = {"name": "dtensor", "router": {"replay": True}}
+BACKENDS = ["dtensor", pytest.param("megatron", marks=[pytest.mark.megatron, pytest.mark.slow])]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=BACKENDS)
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == "megatron":
+        pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
     folder = tmp_path_factory.mktemp("mixture")
     model = write_tiny_model(folder / "model", architecture="qwen3_moe", **MIXTURE, num_attention_heads=4, head_dim=8)
-    return real_run(model, folder / "run", policy={"backend": REPLAY})
+    return real_run(model, folder / "run", policy={"backend": {"name": request.param, "router": {"replay": True}}})
 
 
 def test_a_run_logs_the_share_of_flipped_choices_and_keeps_the_routes(run: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from nemorl.config import GenerationConfig, PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.resources.worker import WorkerContext
-from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score
+from nemorl.types import GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score
 from nemorl_dtensor import HFGenerationConfig
 from nemorl_dtensor.decode_hf import HFDecoder
 from nemorl_dtensor.generation import HFGeneration
@@ -24,8 +24,7 @@ from nemorl_tensors.engines.responses import ResponseLimits
 from nemorl_tensors.engines.sampling import RowSampler
 from nemorl_testing.models import load_reference
 from recorded_messages import Raises
-
-from .mixtures import CHOSEN, LAYERS, MIXTURES, mixture, own_routes, trainer
+from routed_mixtures import CHOSEN, LAYERS, MIXTURES, mixture, own_routes, samples_of, trainer
 
 ASKED = SamplingParams(max_new_tokens=12, ignore_eos=True, routes=True)
 PROMPTS = ((9, 18, 10), (5, 6, 7, 8, 9, 11, 12), (4,))
@@ -92,17 +91,6 @@ def test_a_model_without_experts_is_refused_by_name(pretrained: Path, raises: Ra
     with raises(BackendError, "routes", "experts"):
         sampler.generate([GenerationRequest((5, 6), ASKED)])
     sampler.shutdown()
-
-
-def samples_of(requests: list[GenerationRequest], answers: list[list[Completion]]) -> Samples:
-    def sample(number: int, prompt: tuple[int, ...], one: Completion) -> Sample:
-        blank, said = (0.0,) * len(prompt), len(one.token_ids)
-        mask = (False,) * len(prompt) + (True,) * said
-        ids, logprobs = (*prompt, *one.token_ids), (*blank, *one.logprobs)
-        return Sample(Prompt(number, "", prompt), ids, mask, logprobs, Score(0.0), "", "length", routes=one.routes)
-
-    pairs = enumerate(zip(requests, answers, strict=True))
-    return Samples([sample(number, request.token_ids, one) for number, (request, found) in pairs for one in found])
 
 
 @pytest.mark.parametrize("architecture", MIXTURES)

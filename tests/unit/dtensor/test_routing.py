@@ -14,9 +14,19 @@ from nemorl_tensors import TokenBatch
 from nemorl_tensors.batch import ROUTES
 from nemorl_testing.models import load_reference
 from recorded_messages import Raises
-from torch import Tensor
-
-from .mixtures import CHOSEN, EXPERTS, LAYERS, MIXTURES, fixed_choice, mixture, own_routes, routed_batch, trainer
+from routed_mixtures import (
+    CHOSEN,
+    EXPERTS,
+    LAYERS,
+    MIXTURES,
+    by_hand,
+    exported,
+    in_memory,
+    mixture,
+    own_routes,
+    routed_batch,
+    trainer,
+)
 
 LAYOUTS = ("padded", "packed", "shared")
 
@@ -29,23 +39,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mixture(tmp_path_factory.mktemp("qwen"), "qwen3_moe")
-
-
-def by_hand(model: Any, batch: TokenBatch) -> Tensor:
-    """[N] log-probs of the batch under its routes, one sequence at a time, with gradient."""
-    found = []
-    lengths = batch.lengths.tolist()
-    for ids, routes in zip(batch.token_ids.split(lengths), batch[ROUTES].split(lengths), strict=True):
-        fed = ids[:-1]
-        with fixed_choice(model, routes[:-1]):
-            logits = model(input_ids=fed[None], use_cache=False).logits[0].float()
-        scored = torch.log_softmax(logits, -1).gather(1, ids[1:, None]).squeeze(1)
-        found.append(torch.cat((torch.zeros(1), scored)))
-    return torch.where(batch.mask, torch.cat(found), 0.0)
-
-
-def exported(backend: Any) -> dict[str, Tensor]:
-    return {name: tensor.clone() for bucket in backend.export_weights() for name, tensor in bucket.items()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -65,7 +58,7 @@ def test_routers_learn_the_gradient_of_a_forward_pass_by_hand_with_the_recorded_
     assert len(routers) == LAYERS
     gradients = dict(model.named_parameters())
     for name in routers:
-        (gradient,) = (each.grad for other, each in gradients.items() if other == _in_memory(name))
+        (gradient,) = (each.grad for other, each in gradients.items() if other == in_memory(name))
         assert gradient is not None
         assert gradient.abs().max() > 1e-3, "the router learns"
         # The update shows g / (|g| + 1).
@@ -73,11 +66,6 @@ def test_routers_learn_the_gradient_of_a_forward_pass_by_hand_with_the_recorded_
     assert metrics["loss"].value == pytest.approx(float(value.detach()), abs=1e-5)
     # Experts at random: of 8, the two recorded ones are seldom the router's own.
     assert 0.5 < metrics["routes_flipped"].value < 0.9
-
-
-def _in_memory(name: str) -> str:
-    """Mixtral's published name of its block is that of the paper."""
-    return name.replace("block_sparse_moe", "mlp")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -48,7 +48,11 @@ def test_routers_score_in_the_precision_that_is_said(precision: Any, tmp_path: P
 
 @pytest.mark.parametrize(
     ("architecture", "sizes", "router"),
-    [("qwen2", {}, {"balance_loss": 0.1}), ("qwen3_moe", MIXTURE, {"bias_update_rate": 0.1})],
+    [
+        ("qwen2", {}, {"balance_loss": 0.1}),
+        ("qwen2", {}, {"replay": True}),
+        ("qwen3_moe", MIXTURE, {"bias_update_rate": 0.1}),
+    ],
 )
 def test_what_a_model_turns_out_not_to_have_is_refused_at_the_start(
     architecture: str, sizes: dict[str, Any], router: dict[str, float], raises: Raises, tmp_path: Path

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import pytest
 from nemorl.base.process.timing import Span
+from nemorl.config import PolicyConfig
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
 from nemorl.types import Completion, Prompt, Sample, Score
+from nemorl_dtensor import DTensorConfig
 from nemorl_rl.agents.record import Call, plain_sample
 from nemorl_rl.models.tiny import write_tiny_model
 from recorded_messages import Raises
@@ -92,15 +94,31 @@ def test_a_run_that_replays_asks_its_sampler_for_routes(mixture: Path) -> None:
     ("changes", "path"),
     [
         ({"generation": {"backend": {"name": "server", "urls": ["http://127.0.0.1:9"]}}}, "policy.backend"),
-        ({"policy": {"init": "random", "backend": {**REPLAY, "name": "megatron"}}}, "policy.backend.router.replay"),
+        (
+            {
+                "policy": {"init": "random", "backend": {**REPLAY, "name": "megatron"}},
+                "generation": {"backend": "megatron"},
+            },
+            "policy.backend",
+        ),
     ],
 )
-def test_what_cannot_tell_or_replay_routes_is_refused_by_name(
+def test_a_sampler_that_cannot_tell_routes_is_refused_by_name(
     mixture: Path, changes: dict[str, Any], path: str, raises: Raises
 ) -> None:
     policy = {"init": "random", "backend": REPLAY}
     with raises(ConfigError, path=path):
         load_config({**RUN, "model": str(mixture), "policy": policy, **changes})
+
+
+def test_a_training_backend_that_cannot_replay_routes_is_refused_by_name(mixture: Path) -> None:
+    class Forgetful(DTensorConfig):
+        supports: ClassVar[Any] = DTensorConfig.supports - {"routes"}
+
+    policy = PolicyConfig(model_name=str(mixture))
+    for kind, expected in ((DTensorConfig, []), (Forgetful, ["backend.router.replay"])):
+        backend = kind.model_validate({"router": {"replay": True}})
+        assert [issue.path for issue in backend.rank_problems(policy, 1)] == expected
 
 
 def test_a_model_without_experts_and_a_run_without_sampler_are_refused(

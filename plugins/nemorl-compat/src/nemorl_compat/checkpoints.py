@@ -1,17 +1,21 @@
 """A checkpoint of NeMo RL as a Hugging Face folder, which any run starts from (``model: FOLDER``).
 
 Its layout: ``step_N/config.yaml``, ``step_N/policy/weights`` (torch.distributed.checkpoint: an index and ``.distcp``
-files, or safetensors that ranks wrote, in a folder ``model`` below since its DTensor workers of version 2) and
-``step_N/policy/tokenizer``. Names of tensors are those of transformers, of version 1 behind ``model.``.
+files, or safetensors that ranks wrote, in a folder ``model`` below since its DTensor workers of version 2, in a folder
+``iter_0000000`` of its Megatron workers) and ``step_N/policy/tokenizer``. Names of tensors are those of transformers,
+of version 1 behind ``model.``, of experts also those that are published (``stored_experts``); or megatron-core's
+(``megatron_names``).
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from nemorl.base.files.atomic import replacing_folder
@@ -19,8 +23,10 @@ from nemorl.base.text.suggest import did_you_mean
 from nemorl.config import PolicyConfig
 from nemorl.errors import CheckpointError, UsageError, boundary
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 PREFIXES = ("", "model.")
-MEGATRON = "a checkpoint of its Megatron backend"
 MEGATRON_FIX = "convert it with NeMo RL's own examples/converters/convert_megatron_to_hf.py, then use model: FOLDER"
 
 
@@ -80,6 +86,7 @@ def find(path: Path) -> Source:
     places = [path / "policy" / "weights", path / "weights", path]
     weights = next((place for place in places if place.is_dir() and _has_weights(place)), path)
     weights = weights / "model" if _holds_tensors(weights / "model") else weights
+    weights = _last_iteration(weights) or weights
     _require_readable(weights)
     step = next((parent for parent in (path, *path.parents[:3]) if (parent / "policy").is_dir()), path)
     tokenizer = step / "policy" / "tokenizer"
@@ -87,6 +94,11 @@ def find(path: Path) -> Source:
     config = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     is_whole = tokenizer.is_dir() and any(tokenizer.iterdir())
     return Source(weights, tokenizer if is_whole else None, config if isinstance(config, Mapping) else {})
+
+
+def _last_iteration(weights: Path) -> Path | None:
+    """The newest folder that Megatron has saved into, if it has."""
+    return max(weights.glob("iter_*"), key=lambda folder: folder.name, default=None)
 
 
 def _has_weights(folder: Path) -> bool:
@@ -98,8 +110,8 @@ def _holds_tensors(folder: Path) -> bool:
 
 
 def _require_readable(weights: Path) -> None:
-    if any(weights.glob("iter_*")) or (weights / "common.pt").is_file():
-        raise UsageError(f"{weights} is {MEGATRON}", fix=MEGATRON_FIX)
+    if _is_of_megatron(weights):
+        _require_torch_dist(weights)
     if not _holds_tensors(weights):
         raise UsageError(f"{weights} holds no weights", fix="give a folder step_N of a run's checkpoints")
     if (weights / "config.json").is_file():
@@ -111,29 +123,75 @@ def _require_readable(weights: Path) -> None:
         )
 
 
+def _is_of_megatron(weights: Path) -> bool:
+    return weights.name.startswith("iter_") or (weights / "common.pt").is_file()
+
+
+def _require_torch_dist(weights: Path) -> None:
+    """One of megatron-core's formats holds whole tensors as ``torch.distributed.checkpoint`` does; others do not."""
+    file = weights / "metadata.json"
+    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    kind = said.get("sharded_backend") if isinstance(said, dict) else None
+    if kind != "torch_dist" or not (weights / ".metadata").is_file():
+        raise UsageError(
+            f"{weights} is a Megatron checkpoint of format {kind or 'torch'}, and the one that is read is torch_dist",
+            fix=MEGATRON_FIX,
+        )
+
+
 def _convert(weights: Path, policy: PolicyConfig, output: Path) -> None:
     import torch
     from nemorl_tensors.engines.model_config import read_model_config
     from transformers import AutoModelForCausalLM
 
-    from nemorl_compat import dcp
-
     config = read_model_config(policy)
-    entries = dcp.entries(weights)
-    found = {name: entry.size for name, entry in entries.items()}
     with boundary(f"transformers, building model {policy.model_name!r},"), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     tied = set(getattr(model, "all_tied_weights_keys", {}) or {})
-    prefix = max(PREFIXES, key=lambda prefix: len(expected.keys() & {_without(prefix, name) for name in found}))
-    _require_model(weights, policy.model_name, expected, {_without(prefix, n): s for n, s in found.items()}, tied)
-    chosen = {name: entries[prefix + name].properties.dtype for name in expected if prefix + name in found}
-    tensors = {prefix + name: torch.empty(expected[name], dtype=dtype) for name, dtype in chosen.items()}
-    dcp.read_into(weights, tensors)
+    read = _read_of_megatron if _is_of_megatron(weights) else partial(_read, policy.model_name)
+    tensors = read(weights, config, expected, tied)
     with boundary(f"transformers, writing model {policy.model_name!r},"):
-        model.load_state_dict({name: tensors[prefix + name] for name in chosen}, strict=False, assign=True)
+        model.load_state_dict(tensors, strict=False, assign=True)
         model.tie_weights()
         model.save_pretrained(output)
+
+
+def _read(
+    model_name: str, weights: Path, _config: Any, expected: Mapping[str, tuple[int, ...]], tied: set[str]
+) -> dict[str, Tensor]:
+    """The tensors of a model, of a checkpoint under names of transformers."""
+    import torch
+
+    from nemorl_compat import dcp
+    from nemorl_compat.stored_experts import stored_parts
+
+    entries = dcp.entries(weights)
+    prefix = max(PREFIXES, key=lambda prefix: len(expected.keys() & {_without(prefix, name) for name in entries}))
+    found = {_without(prefix, name): entry for name, entry in entries.items()}
+    parts = stored_parts(expected, found)
+    shapes = {name: entry.size for name, entry in found.items()}
+    _require_model(weights, model_name, {name: part.shape for name, part in parts.items()}, shapes, tied)
+    kinds = {part.name: found[name].properties.dtype for name, part in parts.items() if name in found}
+    tensors = {name: torch.empty(expected[name], dtype=kind) for name, kind in kinds.items()}
+    there = {name: part for name, part in parts.items() if name in found}
+    dcp.read_into(weights, {prefix + name: part.within(tensors[part.name]) for name, part in there.items()})
+    return tensors
+
+
+def _read_of_megatron(
+    weights: Path, config: Any, expected: Mapping[str, tuple[int, ...]], tied: set[str]
+) -> dict[str, Tensor]:
+    """The same of a checkpoint under megatron-core's names."""
+    import torch
+
+    from nemorl_compat import dcp
+    from nemorl_compat.megatron_names import Layers, is_of_weights, transformers_tensors
+
+    entries = {name: entry for name, entry in dcp.entries(weights).items() if is_of_weights(name)}
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
+    dcp.read_into(weights, tensors)
+    return transformers_tensors(config, expected, Layers(str(weights), tensors), tied)
 
 
 def _without(prefix: str, name: str) -> str:
@@ -147,8 +205,6 @@ def _require_model(
     found: Mapping[str, tuple[int, ...]],
     tied: set[str],
 ) -> None:
-    if any(name.startswith(("decoder.layers", "<not model.>decoder", "module.")) for name in found):
-        raise UsageError(f"{weights} is {MEGATRON}", fix=MEGATRON_FIX)
     wrong = [f"{name} is missing" for name in expected if name not in found and name not in tied]
     wrong += [f"{name} is unknown{_guess(name, expected)}" for name in found if name not in expected]
     wrong += [

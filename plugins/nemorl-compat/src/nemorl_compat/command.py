@@ -140,7 +140,7 @@ def import_checkpoint(
     model: Annotated[str | None, typer.Option(help="The model that was trained. Unset: as its config says.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the policy of a checkpoint of NeMo RL (DTensor backend) as a Hugging Face folder, to start from.
+    """Write the policy of a checkpoint of NeMo RL (DTensor or Megatron) as a Hugging Face folder, to start from.
 
     Reading it runs no code that is in it. Optimizer state stays behind.
 

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.storage import StorageReader
 
@@ -33,6 +34,11 @@ PARTS_OF_AN_INDEX = frozenset(
             )
         ),
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        # megatron-core keeps the plans of all ranks there, to save again without asking for them.
+        *(
+            ("torch.distributed.checkpoint.planner", name)
+            for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")
+        ),
         ("torch.serialization", "_get_layout"),
         ("torch", "Size"),
         ("pathlib", "PosixPath"),
@@ -43,8 +49,25 @@ PARTS_OF_AN_INDEX = frozenset(
 """(module, name) of what an index is made of, besides torch's dtypes."""
 
 
+class _MegatronIndex(Metadata):
+    """That of some versions of megatron-core, with tables of its own besides."""
+
+
+class _MegatronPlan(SavePlan):
+    """Likewise."""
+
+
+OF_MEGATRON = {
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata"): _MegatronIndex,
+    ("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan"): _MegatronPlan,
+}
+"""What is made of its classes, which need not be installed."""
+
+
 class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in OF_MEGATRON:
+            return OF_MEGATRON[module, name]
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if (module, name) not in PARTS_OF_AN_INDEX:

@@ -1,16 +1,20 @@
-"""What keeps the load of a mixture's experts even: the auxiliary loss of a layer, and the bias that chooses experts.
+"""What training backends compute beside routers: what keeps the load of experts even, and choices that are replayed.
 
-# T = tokens of the rows, E = experts, K = experts of each token, B = sequences of the microbatch
+# T = tokens of the rows, E = experts, K = experts of each token, L = layers with experts, B = sequences here
 # P = tokens of all sequences, one that k of them have in common k times (``Rows.places``, ``Rows.owners``)
 
-Both are of sequences, not of rows: padding counts nothing, what sequences have in common counts for each of them, and
-neither depends on how a batch is cut into microbatches and ranks. The options are ``nemorl_rl.models.routers``.
+Auxiliary loss and bias are of sequences, not of rows: padding counts nothing, what sequences have in common counts for
+each of them, and neither depends on how a batch is cut into microbatches and ranks. The options are
+``nemorl_rl.models.routers``.
 """
 
 from __future__ import annotations
 
 import torch
+from nemorl.errors import BackendError, UsageError
 from torch import Tensor
+
+from nemorl_tensors.batch import ROUTES, TokenBatch
 
 
 def sequence_loads(chosen_TE: Tensor, places: Tensor, owners: Tensor, sequences: int) -> Tensor:
@@ -65,3 +69,48 @@ def moved_bias(bias_E: Tensor, loads_E: Tensor, rate: float) -> Tensor:
     """
     loads = loads_E.double()
     return bias_E + rate * torch.sign(loads.mean() - loads).to(bias_E.dtype)
+
+
+def replayed_choice(recorded_TK: Tensor, own_TK: Tensor) -> tuple[Tensor, Tensor]:
+    """The experts of tokens that were recorded, or a router's own where none are (``NO_ROUTE``).
+
+    Returns:
+        [T, K] int64 experts; and [2] int64: recorded choices that are not among the router's own, and all recorded.
+
+    >>> choice, flips = replayed_choice(torch.tensor([[2, 0], [-1, -1]]), torch.tensor([[0, 1], [3, 1]]))
+    >>> choice.tolist(), flips.tolist()
+    ([[2, 0], [3, 1]], [1, 2])
+    """
+    known = recorded_TK >= 0
+    kept = (recorded_TK.unsqueeze(2) == own_TK.unsqueeze(1)).any(2)
+    return torch.where(known, recorded_TK.long(), own_TK), torch.stack(((known & ~kept).sum(), known.sum()))
+
+
+def require_routes(batch: TokenBatch) -> None:
+    """
+    Raises:
+        UsageError: The batch has no routes to replay.
+    """
+    if ROUTES not in batch:
+        raise UsageError(
+            "policy.backend.router.replay is on, and this batch has no routes: its samples do not tell their experts",
+            fix="sample with SamplingParams(routes=True), or set replay: false",
+        )
+
+
+def require_routes_of(routes: Tensor, layers: int, chosen: int) -> None:
+    """
+    Args:
+        routes: [T, L, K]
+        layers: With experts, of the model.
+        chosen: Experts of each token, of the model.
+
+    Raises:
+        BackendError: They are of another model.
+    """
+    if tuple(routes.shape[1:]) != (layers, chosen):
+        raise BackendError(
+            f"the batch has routes of {routes.shape[1]} layers and {routes.shape[2]} experts per token, and this "
+            f"model has {layers} and {chosen}",
+            fix="sample and train the same model",
+        )

@@ -11,6 +11,7 @@ from unittest.mock import patch
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
+from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, Score
 from nemorl_dtensor import DTensorConfig
 from nemorl_dtensor.training import DTensorBackend
 from nemorl_rl.models.tiny import write_tiny_model
@@ -31,13 +32,25 @@ MIXTURES: dict[str, dict[str, Any]] = {
     | {"n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2}
     | {"qk_nope_head_dim": 8, "v_head_dim": 8, "routed_scaling_factor": 2.5},
 }
+GLM = {**SIZES, **ROUTED, "num_hidden_layers": 3, "first_k_dense_replace": 1, "head_dim": 8, "use_qk_norm": True} | {
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
+MEGATRON_MIXTURES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": MIXTURES["qwen3_moe"],
+    "mixtral": MIXTURES["mixtral"],
+    "glm4_moe": GLM,  # sigmoids, a bias for the choice, a scaling factor; the first of three layers has no experts
+}
 LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 """Of each of them: layers with experts, and experts per layer and token."""
 
 
 def mixture(folder: Path, architecture: str, **changes: Any) -> Path:
     """A model folder whose float32 weights are numbers of bfloat16, spread so that log-probs are far from uniform."""
-    write_tiny_model(folder, architecture=architecture, **{**MIXTURES[architecture], **changes})
+    sizes = {**MIXTURES, **MEGATRON_MIXTURES}[architecture]
+    write_tiny_model(folder, architecture=architecture, **{**sizes, **changes})
     generator = torch.Generator().manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     with torch.no_grad():
@@ -45,6 +58,9 @@ def mixture(folder: Path, architecture: str, **changes: Any) -> Path:
             noise = torch.randn(parameter.shape, generator=generator)
             spread = noise * 0.2 if parameter.ndim > 1 else parameter + noise * 0.05
             parameter.copy_(spread.bfloat16().float())
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.1 * torch.randn(buffer.shape, generator=generator))
     model.save_pretrained(folder)
     return folder
 
@@ -118,9 +134,10 @@ def fixed_choice(model: Any, routes: Tensor) -> Iterator[None]:
         yield
 
 
-def _softmax_normed(_config: Any, logits: Tensor, choice: Tensor) -> Tensor:
+def _softmax_normed(config: Any, logits: Tensor, choice: Tensor) -> Tensor:
     chosen = torch.softmax(logits, -1).gather(1, choice)
-    return chosen / chosen.sum(-1, keepdim=True)
+    is_normed = config.to_dict().get("norm_topk_prob", True)
+    return chosen / chosen.sum(-1, keepdim=True) if is_normed else chosen
 
 
 def _sigmoid_normed(config: Any, logits: Tensor, choice: Tensor) -> Tensor:
@@ -132,6 +149,7 @@ WEIGHTS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "qwen3_moe": _softmax_normed,
     "mixtral": _softmax_normed,
     "deepseek_v3": _sigmoid_normed,
+    "glm4_moe": _sigmoid_normed,
 }
 """Of the chosen experts, by the papers' formulas: softmax or sigmoid of scores, divided by the sum of the chosen."""
 
@@ -148,3 +166,36 @@ def own_routes(model: Any, ids: list[int]) -> Tensor:
     for hook in hooks:
         hook.remove()
     return torch.stack(found, 1)
+
+
+def by_hand(model: Any, batch: TokenBatch) -> Tensor:
+    """[N] log-probs of the batch under its routes, one sequence at a time, with gradient."""
+    found = []
+    lengths = batch.lengths.tolist()
+    for ids, routes in zip(batch.token_ids.split(lengths), batch[ROUTES].split(lengths), strict=True):
+        fed = ids[:-1]
+        with fixed_choice(model, routes[:-1]):
+            logits = model(input_ids=fed[None], use_cache=False).logits[0].float()
+        scored = torch.log_softmax(logits, -1).gather(1, ids[1:, None]).squeeze(1)
+        found.append(torch.cat((torch.zeros(1), scored)))
+    return torch.where(batch.mask, torch.cat(found), 0.0)
+
+
+def exported(backend: Any) -> dict[str, Tensor]:
+    return {name: tensor.clone() for bucket in backend.export_weights() for name, tensor in bucket.items()}
+
+
+def samples_of(requests: list[GenerationRequest], answers: list[list[Completion]]) -> Samples:
+    def sample(number: int, prompt: tuple[int, ...], one: Completion) -> Sample:
+        blank, said = (0.0,) * len(prompt), len(one.token_ids)
+        mask = (False,) * len(prompt) + (True,) * said
+        ids, logprobs = (*prompt, *one.token_ids), (*blank, *one.logprobs)
+        return Sample(Prompt(number, "", prompt), ids, mask, logprobs, Score(0.0), "", "length", routes=one.routes)
+
+    pairs = enumerate(zip(requests, answers, strict=True))
+    return Samples([sample(number, request.token_ids, one) for number, (request, found) in pairs for one in found])
+
+
+def in_memory(name: str) -> str:
+    """Mixtral's published name of its block is that of the paper."""
+    return name.replace("block_sparse_moe", "mlp")
