@@ -25,6 +25,18 @@ SCORES: dict[str, Literal["softmax", "sigmoid"]] = {
 """How routers of a ``model_type`` turn logits into what they choose by. Those of transformers 5 return logits, weights
 and choices of experts."""
 
+ADAPTED_EXPERTS = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe"})
+"""Models whose experts take adapters: how they apply them is known."""
+
+
+def names_experts(target: str) -> bool:
+    """A target of LoRA is a stack of experts.
+
+    >>> [names_experts(target) for target in ("mlp.experts.down_proj", "mlp.shared_experts.down_proj", "down_proj")]
+    [True, False, False]
+    """
+    return target.split(".")[-2:-1] == ["experts"]
+
 
 def mixture_problems(policy: PolicyConfig, config: DTensorConfig, world_size: int) -> Iterator[ConfigIssue]:
     """Experts that are not there or do not divide, and options of routers that are not known. Nothing of a model that
@@ -44,9 +56,31 @@ def mixture_problems(policy: PolicyConfig, config: DTensorConfig, world_size: in
             "with adapters the base stays as it is, and the bias that chooses experts is a part of it",
             "set it to 0, or remove lora",
         )
+    yield from _adapter_problems(policy)
     geometry = known_geometry(policy)
     if geometry is not None:
         yield from _model_problems(geometry, policy, config)
+
+
+def _adapter_problems(policy: PolicyConfig) -> Iterator[ConfigIssue]:
+    """What adapters of experts do not go with."""
+    lora = policy.lora
+    if lora is None or lora.target_modules == "all-linear" or not any(map(names_experts, lora.target_modules)):
+        return
+    if lora.dropout:
+        message = "each expert's input is another, and peft reads no adapters of experts with dropout"
+        yield ConfigIssue("lora.dropout", message, "set it to 0, or leave experts out of target_modules")
+    if lora.base != "full":
+        message = f"experts stay in full precision, and adapters of them on a base in {lora.base} are not tested"
+        yield ConfigIssue("lora.base", message, "set base: full, or leave experts out of target_modules")
+    geometry = known_geometry(policy)
+    if geometry is not None and geometry.model_type not in ADAPTED_EXPERTS:
+        yield ConfigIssue(
+            "lora.target_modules",
+            f"dtensor adapts no experts of models of type {geometry.model_type}, but of "
+            f"{', '.join(sorted(ADAPTED_EXPERTS))}",
+            "leave experts out of target_modules",
+        )
 
 
 def _model_problems(geometry: Geometry, policy: PolicyConfig, config: DTensorConfig) -> Iterator[ConfigIssue]:

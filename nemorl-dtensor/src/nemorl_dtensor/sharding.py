@@ -91,7 +91,7 @@ def _fully_shard(model: PreTrainedModel, ranks: Ranks, offload: OffloadPolicy) -
     # Gradients are summed: loss weights already divide by the tokens of the whole step, over all ranks.
     mesh, precision = ranks.shard_mesh, MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for experts in stacked_experts(model) if ranks.experts is not None else ():
-        placement = partial(_along, divided_axis(experts, ranks.expert_shard_mesh["edp"].size()))
+        placement = partial(_divided, ranks.expert_shard_mesh["edp"].size())
         fully_shard(
             experts,
             mesh=ranks.expert_shard_mesh,
@@ -109,8 +109,8 @@ def _fully_shard(model: PreTrainedModel, ranks: Ranks, offload: OffloadPolicy) -
     register_fsdp_forward_method(model, SCORE)
 
 
-def _along(axis: int, _parameter: nn.Parameter) -> Shard:
-    return Shard(axis)
+def _divided(shards: int, stack: nn.Parameter) -> Shard:
+    return Shard(divided_axis(stack, shards))
 
 
 def _split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
