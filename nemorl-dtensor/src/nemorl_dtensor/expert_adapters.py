@@ -173,7 +173,7 @@ def adapted_experts(
     # 3. In the order of tokens again. A sum over choices is the same each time, unlike additions to the same row.
     place_S = torch.empty_like(order_S)
     place_S[order_S] = torch.arange(len(order_S), device=order_S.device)
-    return last_SD[place_S].view(tokens, choices, -1).sum(1).to(states_TD.dtype)
+    return last_SD[place_S].view(tokens, choices, last_SD.shape[1]).sum(1).to(states_TD.dtype)
 
 
 def _factors(low: LowRankStack) -> Iterator[tuple[Tensor, int]]:
