@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError
+from nemorl_rl.models.routers import names_experts
 from torch import nn
-
-from nemorl_dtensor.mixtures import names_experts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

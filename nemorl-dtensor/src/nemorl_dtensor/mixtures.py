@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nemorl.errors import ConfigIssue
 from nemorl_rl.models.divisions import known_geometry
-from nemorl_rl.models.routers import changed
+from nemorl_rl.models.routers import changed, names_experts
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -27,15 +27,6 @@ and choices of experts."""
 
 ADAPTED_EXPERTS = frozenset({"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3", "glm4_moe"})
 """Models whose experts take adapters: how they apply them is known."""
-
-
-def names_experts(target: str) -> bool:
-    """A target of LoRA is a stack of experts.
-
-    >>> [names_experts(target) for target in ("mlp.experts.down_proj", "mlp.shared_experts.down_proj", "down_proj")]
-    [True, False, False]
-    """
-    return target.split(".")[-2:-1] == ["experts"]
 
 
 def mixture_problems(policy: PolicyConfig, config: DTensorConfig, world_size: int) -> Iterator[ConfigIssue]:

@@ -130,8 +130,8 @@ def test_losses_and_gradients_are_those_of_a_loop_over_experts(
             module.forward = by_hand(module, factors, name)
         elif name.endswith(".o_proj"):
             a_RI, b_OR = (factors[f"{name}.lora_{part}.default.weight"] for part in "AB")
-            module.forward = lambda x, w=module.weight, b=module.bias, a_RI=a_RI, b_OR=b_OR: (
-                torch.nn.functional.linear(x, w + SCALE * b_OR @ a_RI, b)
+            module.forward = lambda x, w=module.weight, b=module.bias, a_RI=a_RI, b_OR=b_OR: torch.nn.functional.linear(
+                x, w + SCALE * b_OR @ a_RI, b
             )
     loss = loss_by_hand(plain, batch)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -74,6 +74,25 @@ def test_routers_of_other_kinds_are_not_trained_otherwise(unknown: Path) -> None
     assert problems(unknown, 2, {"expert_parallel_size": 2}) == []
 
 
+EXPERT_LORA: dict[str, Any] = {"rank": 2, "target_modules": ["q_proj", "experts.down_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("lora", "expected"),
+    [
+        ({}, []),
+        ({"dropout": 0.1}, ["lora.dropout"]),
+        ({"dropout": 0.1, "target_modules": ["q_proj"]}, []),
+        ({"base": "nf4"}, ["lora.base"]),
+    ],
+)
+def test_adapters_of_experts(lora: dict[str, Any], expected: list[str], mixture: Path, unknown: Path) -> None:
+    named = {**EXPERT_LORA, **lora}
+    assert problems(mixture, 1, {}, lora=named) == expected
+    of_experts = ["lora.target_modules"] if "experts.down_proj" in named["target_modules"] else []
+    assert problems(unknown, 1, {}, lora=named) == [*expected, *of_experts]
+
+
 def test_the_base_of_adapters_stays_as_it_is() -> None:
     folder = "nobody/knows"  # whose config.json is not here
     backend = {"router": {"bias_update_rate": 0.1}}

@@ -10,6 +10,7 @@ from nemorl.errors import PluginNotFoundError
 from nemorl.plugins.registry import Registry, registry
 from nemorl.weights import IN_PROCESS, Distance
 
+from nemorl_rl.models.routers import names_experts
 from nemorl_rl.serving.snapshots import held_versions
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def _adapter_obstacle(config: RolloutRunConfig) -> str:
         return "the policy has none: policy.lora is unset"
     if lora.base != "full":
         return "they belong to a base in 4 bits, which the engine does not have"
+    if lora.target_modules != "all-linear" and any(map(names_experts, lora.target_modules)):
+        return "some are of experts, which no engine is known to apply"
     if generation.devices_per_replica > config.cluster.devices_per_node:
         return "an engine over several nodes is sent the whole model"
     if "adapters" not in training.supports:
