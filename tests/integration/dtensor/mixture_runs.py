@@ -38,6 +38,10 @@ MIXTURES: dict[str, dict[str, Any]] = {
     },
     "gpt_oss": GPT_OSS,
     "one-sided": GPT_OSS,
+    "glm4_moe": {
+        **{"architecture": "glm4_moe", **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1, "head_dim": 8},
+        **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_hidden_layers": 3},
+    },
     "qwen3_5_moe": {
         **{"architecture": "qwen3_5_moe_text", **ROUTED, "num_experts": 4, "shared_expert_intermediate_size": 16},
         **{"head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
@@ -82,7 +86,8 @@ def gradients(context: WorkerContext, case: Case) -> Gradients:
     """Those of a batch, before the optimizer clips them."""
     backend = build(context, case)
     batch = ragged_batch(temperature=TEMPERATURE)
-    sequences = shard_of(batch, context.rank, context.world_size, all_on_first=case.all_on_first)
+    width = case.policy.get("tensor_parallel_size", 1)
+    sequences = shard_of(batch, context.rank // width, context.world_size // width, all_on_first=case.all_on_first)
     backend.forward_backward(batch.select(sequences), WeightedNLL())
     parts: Mapping[str, Tensor] = backend._optimizer.gathered()
     found = {name: whole(like(backend._trainable[name], part)).clone() for name, part in parts.items()}
