@@ -38,10 +38,13 @@ from nemorl_dtensor.experts import divide_experts, divided_axis, stacked_experts
 from nemorl_dtensor.sharded_lora import columns_plan, rows_plan
 from nemorl_dtensor.sharded_mixtures import (
     DENSE,
+    LATENT,
     MLP,
+    attention_columns,
     beside_the_plan,
     dense_parts,
     require_cut_sequences,
+    split_rest,
     whole_parts,
 )
 
@@ -54,7 +57,6 @@ SCORE = "score_rows"
 """Name of the method of the model that runs its forward pass; FSDP2 gathers and frees parameters around it."""
 VALUE_HEAD = "score"
 """Where transformers' sequence classifiers have theirs."""
-COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 ROWS = ("self_attn.o_proj",)
 GATES = tuple(f"{mlp}.gate_proj" for mlp in DENSE)
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
@@ -136,7 +138,7 @@ def _split_layers(model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     for layer, plan in zip(layers, plans, strict=True):
         parallelize_module(layer, mesh, plan)
-        parallelize_module(layer, mesh, whole_parts(layer))
+        split_rest(layer, mesh)
     outer: dict[str, ParallelStyle] = {"embed_tokens": RowwiseParallel(input_layouts=Replicate())}
     if sequence_parallel:
         # Rows are cut at the first layer only: attention masks are made from the width of the embeddings.
@@ -174,7 +176,7 @@ def _layer_plan(model: PreTrainedModel, layer: nn.Module, *, sequence_parallel: 
     outputs = Shard(1) if sequence_parallel else Replicate()
     plan: dict[str, ParallelStyle] = {}
     dense = dense_parts(known)
-    for name in (*COLUMNS, *(f"{mlp}.{name}" for mlp in dense for name in ("gate_proj", "up_proj"))):
+    for name in (*attention_columns(known), *(f"{mlp}.{name}" for mlp in dense for name in ("gate_proj", "up_proj"))):
         plan |= columns_plan(name) if f"{name}.base_layer" in known else {name: ColwiseParallel()}
     for name in (*ROWS, *(f"{mlp}.down_proj" for mlp in dense)):
         is_adapted = f"{name}.base_layer" in known
@@ -182,7 +184,9 @@ def _layer_plan(model: PreTrainedModel, layer: nn.Module, *, sequence_parallel: 
     if sequence_parallel:
         plan |= {name: SequenceParallel() for name in norms}
         plan["self_attn"] = PrepareModuleInput(
-            input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
+            input_kwarg_layouts={"hidden_states": Shard(1)},
+            desired_input_kwarg_layouts={"hidden_states": Replicate()},
+            use_local_output=LATENT in known,  # whose ranks have the whole gradient of it
         )
         if MLP not in dense:  # each rank routes its own tokens
             plan[MLP] = PrepareModuleInput(

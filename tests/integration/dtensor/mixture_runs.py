@@ -30,10 +30,19 @@ GPT_OSS = {
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"architecture": "qwen3_moe", **ROUTED, "num_experts": 4, "head_dim": 8},
     "six experts": {"architecture": "qwen3_moe", **ROUTED, "num_experts": 6, "head_dim": 8},
+    "four heads": {
+        **{"architecture": "qwen3_moe", **ROUTED, "num_experts": 4, "head_dim": 8},
+        **{"num_attention_heads": 4, "num_key_value_heads": 4},
+    },
     "mixtral": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v3": {
         **{"architecture": "deepseek_v3", **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1},
         **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "q_lora_rank": 16},
+        **{"kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+    },
+    "latent keys": {
+        **{"architecture": "deepseek_v3", **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1},
+        **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "q_lora_rank": None},
         **{"kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
     },
     "gpt_oss": GPT_OSS,
