@@ -10,7 +10,6 @@ from nemorl.errors import PluginNotFoundError
 from nemorl.plugins.registry import Registry, registry
 from nemorl.weights import IN_PROCESS, Distance
 
-from nemorl_rl.models.routers import names_experts
 from nemorl_rl.serving.snapshots import held_versions
 
 if TYPE_CHECKING:
@@ -75,6 +74,8 @@ def place(config: RolloutRunConfig) -> Placement:
 
 def _adapter_obstacle(config: RolloutRunConfig) -> str:
     """Why adapters cannot travel apart from the model; empty if they can."""
+    from nemorl_rl.models.routers import names_experts
+
     lora, training, generation = config.policy.lora, config.policy.backend, config.generation.backend
     if lora is None:
         return "the policy has none: policy.lora is unset"
