@@ -139,10 +139,13 @@ def beside_the_plan(known: Mapping[str, nn.Module]) -> set[str]:
     return {name for name in known if name == EXPERTS or name.startswith(f"{EXPERTS}.")}
 
 
-def require_cut_sequences(layers: list[nn.Module], *, sequence_parallel: bool, divides_experts: bool) -> None:
+def require_cut_sequences(
+    layers: list[nn.Module], *, sequence_parallel: bool, divides_experts: bool, shares_rows: bool
+) -> None:
     """
     Raises:
-        BackendError: Ranks of a tensor-parallel group would all dispatch the same tokens, or hold the same experts.
+        BackendError: Ranks of a tensor-parallel group would all dispatch the same tokens, or hold the same experts, or
+            cut rows that other ranks share.
     """
     if not any(is_stack(module) for layer in layers for module in layer.modules()):
         return
@@ -150,6 +153,11 @@ def require_cut_sequences(layers: list[nn.Module], *, sequence_parallel: bool, d
         raise BackendError(
             "the ranks that share a layer of a mixture cut its tokens, and sequence_parallel is off",
             fix="set policy.backend.sequence_parallel: true",
+        )
+    if shares_rows:
+        raise BackendError(
+            "tensor, expert and context parallelism of a mixture together are not tested",
+            fix="set policy.backend.context_parallel_size: 1, or policy.tensor_parallel_size: 1",
         )
     if not divides_experts:
         raise BackendError(

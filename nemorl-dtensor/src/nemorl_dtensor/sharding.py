@@ -66,8 +66,12 @@ HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 def shard(model: PreTrainedModel, ranks: Ranks, *, sequence_parallel: bool) -> None:
     """Spread ``model`` over the ranks. Its parameters may be on the meta device still."""
     if ranks.tensor_parallel_size > 1:
-        divides = ranks.experts is not None
-        require_cut_sequences(decoder_layers(model), sequence_parallel=sequence_parallel, divides_experts=divides)
+        require_cut_sequences(
+            decoder_layers(model),
+            sequence_parallel=sequence_parallel,
+            divides_experts=ranks.experts is not None,
+            shares_rows=ranks.context is not None,
+        )
         _split_layers(model, ranks.mesh["tp"], sequence_parallel=sequence_parallel)
     if ranks.experts is not None:
         divide_experts(model, ranks.experts["ep"])
