@@ -50,7 +50,12 @@ LAYERS, EXPERTS, CHOSEN = 2, 8, 2
 def mixture(folder: Path, architecture: str, **changes: Any) -> Path:
     """A model folder whose float32 weights are numbers of bfloat16, spread so that log-probs are far from uniform."""
     sizes = {**MIXTURES, **MEGATRON_MIXTURES}[architecture]
-    write_tiny_model(folder, architecture=architecture, **{**sizes, **changes})
+    return spread_out(folder, architecture, **{**sizes, **changes})
+
+
+def spread_out(folder: Path, architecture: str, **sizes: Any) -> Path:
+    """The same of any architecture."""
+    write_tiny_model(folder, architecture=architecture, **sizes)
     generator = torch.Generator().manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     with torch.no_grad():

@@ -60,7 +60,7 @@ def per_token(model: HeldModel, *, sequence_parallel: bool, fused: bool) -> PerT
         attention += b * (queries + 2 * keys * (copies - 1)) / t
     if kind in EAGER:  # scores capped, in float32 after softmax, and rounded
         attention += g.heads / t * model.width * (2 * b + 4)
-    dense, mixture = 4 * b * g.ffn / t, _mixture(model)
+    dense, mixture = 4 * b * g.ffn / t, _mixture(model) / split  # whose ranks have other tokens each
     share = g.mixture_layers / g.layers
     mlp = dense * (1 - share) + mixture * share
     predicted = b * g.hidden

@@ -204,7 +204,7 @@ def _sharded(
         with hollow(model):
             adapters = Adapters(model, policy.lora, worker.seed, beside_text=_beside_text(model, sight))
             drawn = adapters.tensors()
-    loads = RouterLoads(model, config.router, ranks.context)
+    loads = RouterLoads(model, config.router, ranks.routing)
     if trained and policy.activation_checkpointing:
         recompute_layers(model)
     if trained and config.offload.activations:

@@ -62,9 +62,9 @@ class DTensorConfig(RankBackendConfig):
     """Copies of the sharded model (hybrid sharding), each spread over an equal part of the data-parallel ranks. Raise
     it when nodes are joined by a slow network, e.g. to the number of nodes."""
     expert_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
-    """Data-parallel ranks that the experts of each layer of a mixture are divided over: tokens travel to them, in place
-    of weights. The rest of the model is sharded over all data-parallel ranks as before. It divides the experts, and the
-    workers of a replica."""
+    """Ranks that the experts of each layer of a mixture are divided over: tokens travel to them, in place of weights.
+    The rest of the model is sharded over data-parallel ranks as before, its attention over tensor-parallel ranks too.
+    It divides the experts, and the workers of a replica."""
     context_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Ranks that share the tokens of each sequence, and trade them for attention heads (Ulysses); the heads must divide
     over them. Raise it when one sequence does not fit into memory; ``microbatch_tokens`` are then those of all of them

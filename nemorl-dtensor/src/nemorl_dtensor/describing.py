@@ -13,6 +13,7 @@ from nemorl_rl.planning.memory.parts import Moments
 from nemorl_rl.planning.memory.work import MIN_SHARING, RowLayout
 
 from nemorl_dtensor.activations import EAGER
+from nemorl_dtensor.mixtures import SPLIT_AROUND_EXPERTS
 from nemorl_dtensor.training_memory import Memory
 
 if TYPE_CHECKING:
@@ -54,13 +55,15 @@ class DTensorPlan:
 
     def layouts(self, model: HeldModel, per_node: int) -> Iterator[Mapping[str, object]]:
         g = model.geometry
-        is_spread = not g.experts and g.model_type in LIKE_LLAMA
+        is_spread = g.model_type in (SPLIT_AROUND_EXPERTS if g.experts else LIKE_LLAMA)
         tensors = tensor_sizes(model, per_node) if is_spread else [1]
         copies = sorted({1, self.config.data_parallel_replicas, max(1, model.ranks // per_node)})
         context = self.config.context_parallel_size
         experts = [e for e in (1, 2, 4, 8, 16, 32, 64) if e == 1 or (g.experts and g.experts % e == 0)]
         for tensor, replicas, expert in product(tensors, copies, experts):
-            if model.ranks % (tensor * replicas * expert) or model.ranks % (tensor * context * replicas):
+            if model.ranks % (replicas * expert) or model.ranks % (tensor * context * replicas):
+                continue
+            if g.experts and tensor > 1 and (expert == 1 or context > 1 or not self.config.sequence_parallel):
                 continue
             if g.heads % (tensor * context) == 0:
                 yield {

@@ -2,7 +2,8 @@
 
 transformers 5 keeps the experts of a layer in stacks, one per matrix, with the experts along the first axis. A rank
 holds E / G neighbours of each stack, as a DTensor over mesh axis ``ep``; FSDP2 divides these among the ranks that hold
-the same ones. Tokens travel (``expert_dispatch``); what an expert computes stays transformers' own grouped product.
+the same ones, and adapters of experts (``expert_adapters``) alike. Tokens travel (``expert_dispatch``); what an expert
+computes stays transformers' own grouped product.
 
 A gradient of an expert is of the tokens of all G ranks already, since those came here; FSDP2 adds the other ranks'.
 """
@@ -10,6 +11,7 @@ A gradient of an expert is of the tokens of all G ranks already, since those cam
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from nemorl_dtensor.expert_adapters import LowRankStack, adapted_experts, adapters_of, low_rank
 from nemorl_dtensor.expert_dispatch import dispatched
 from nemorl_dtensor.ranks import local
 
@@ -61,17 +64,17 @@ def divide_experts(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         _divide(experts, mesh)
 
 
-def divided_axis(experts: nn.Module, shards: int) -> int:
-    """The axis along which FSDP2 divides a rank's experts: the experts, else what all stacks have evenly.
+def divided_axis(stack: Tensor, shards: int) -> int:
+    """The axis along which FSDP2 divides a stack of a rank's experts: the experts, else the first that is even.
 
     Raises:
-        BackendError: Neither divides.
+        BackendError: None is.
     """
-    shapes = [tuple(local(parameter).shape) for parameter in experts.parameters()]
-    axis = next((axis for axis in (0, 1) if all(shape[axis] % shards == 0 for shape in shapes)), None)
+    shape = tuple(local(stack).shape)
+    axis = next((axis for axis, size in enumerate(shape) if size % shards == 0), None)
     if axis is None:
         raise BackendError(
-            f"{shapes[0][0]} experts of a rank, of shapes {shapes}, do not divide over {shards} ranks",
+            f"{shape[0]} experts of a rank, of shape {shape}, do not divide over {shards} ranks",
             fix="raise policy.backend.expert_parallel_size",
         )
     return axis
@@ -87,8 +90,9 @@ def _divide(experts: nn.Module, mesh: DeviceMesh) -> None:
         )
     plain: Any = copy.copy(experts)  # the class and settings that transformers gave it, before FSDP2 changes them
     plain.num_experts = number // ranks
-    for name, parameter in [*experts.named_parameters(recurse=False)]:
-        setattr(experts, name, _part(parameter, mesh))
+    for module in (experts, *adapters_of(experts).values()):
+        for name, parameter in [*module.named_parameters(recurse=False)]:
+            setattr(module, name, _part(parameter, mesh))
     group = mesh.get_group()
     setattr(experts, "forward", partial(_forward, experts, plain, number, group))  # noqa: B010  a method of its class
 
@@ -114,17 +118,25 @@ def _forward(
 ) -> Tensor:
     """transformers' signature of experts; ``hidden_states`` is [T, D]."""
     stacks = {name: local(parameter) for name, parameter in experts.named_parameters(recurse=False)}
-    compute = partial(_grouped, plain, stacks)
+    compute = partial(_grouped, plain, stacks, low_rank(experts))
     return dispatched(hidden_states, top_k_index, top_k_weights, number, group, compute)
 
 
-def _grouped(plain: nn.Module, stacks: dict[str, Tensor], states_RD: Tensor, experts_R: Tensor) -> Tensor:
-    """transformers' grouped product with this rank's experts, of which each token has one, at weight 1."""
+def _grouped(
+    plain: nn.Module,
+    stacks: dict[str, Tensor],
+    low: Mapping[str, LowRankStack],
+    states_RD: Tensor,
+    experts_R: Tensor,
+) -> Tensor:
+    """What this rank's experts make of tokens, of which each has one, at weight 1."""
     from transformers.integrations.moe import grouped_mm_experts_forward
 
     here: Any = copy.copy(plain)
     here._parameters = {}
     vars(here).update(stacks)  # local tensors, which are no parameters
-    ones = torch.ones_like(experts_R, dtype=states_RD.dtype)
-    found: Tensor = grouped_mm_experts_forward(here, states_RD, experts_R.unsqueeze(1), ones.unsqueeze(1))
+    ones = torch.ones_like(experts_R, dtype=states_RD.dtype).unsqueeze(1)
+    if low:
+        return adapted_experts(here, low, states_RD, experts_R.unsqueeze(1), ones)
+    found: Tensor = grouped_mm_experts_forward(here, states_RD, experts_R.unsqueeze(1), ones)
     return found

@@ -1,6 +1,7 @@
-"""Low-rank adapters (arXiv:2106.09685) on a Hugging Face model, by peft.
+"""Low-rank adapters (arXiv:2106.09685) on a Hugging Face model: of linear layers by peft, of experts by
+``expert_adapters``.
 
-# O = outputs, I = inputs of a linear layer, R = rank of the adapters
+# O = outputs, I = inputs of a linear layer, R = rank of the adapters, E = experts of a stack
 
 The base weights stay frozen and in place, so the frozen reference policy is the same model with adapters off, and the
 policy as a plain model is base + adapter, layer by layer.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,9 @@ from nemorl_tensors.logprobs import LowRank
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from nemorl_dtensor import expert_adapters
+from nemorl_dtensor.adapter_targets import all_linear, expert_names, head_name
+from nemorl_dtensor.expert_adapters import CHILD, StackAdapter
 from nemorl_dtensor.model_quantized import decoded, packed_layers
 from nemorl_dtensor.ranks import like, local, offsets, whole
 
@@ -52,17 +56,22 @@ class Adapters:
         from peft import get_peft_model
 
         named = lora.target_modules
-        targets = all_linear(model, beside_text) if named == "all-linear" else list(named)
-        settings = PeftConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,  # type: ignore[arg-type]
-            lora_dropout=lora.dropout,
-            target_modules=[*targets, _head_name(model)] if lora.head else targets,
-            task_type="CAUSAL_LM",
-        )
+        asked = all_linear(model, beside_text) if named == "all-linear" else list(named)
+        stacks = expert_names(asked)
+        targets = [name for name in asked if name not in stacks] + ([head_name(model)] if lora.head else [])
+        settings: Any = {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+        self._settings: Any = PeftConfig(**settings, target_modules=targets or None, task_type="CAUSAL_LM")
+        self._peft: Any = None
         with boundary("peft, adding LoRA adapters,"), torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
-            self._peft: Any = get_peft_model(model, settings)  # type: ignore[arg-type]
+            if targets:
+                self._peft = get_peft_model(model, self._settings)  # type: ignore[arg-type]
+            else:
+                model.requires_grad_(False)
+            self._stacks = expert_adapters.add_adapters(model, stacks, lora.rank) if stacks else {}
+            for adapter in self._stacks.values():
+                expert_adapters.draw(adapter.lora_A, lora.rank)
+                adapter.scaling = lora.alpha / lora.rank
         self._model = model
         self._packed = packed_layers(model) if lora.base == "nf4" else {}
         self._layers = {name: module for name, module in model.named_modules() if _is_adapted(module)}
@@ -73,13 +82,13 @@ class Adapters:
                 "policy.lora.target_modules names the output head, which is asked for apart from other layers",
                 fix="leave it out of target_modules and set policy.lora.head: true",
             )
-        self._shape = AdapterShape(lora.rank, lora.alpha, seed, frozenset(map(self._kind, self._layers)))
+        self._shape = AdapterShape(lora.rank, lora.alpha, seed, frozenset(map(self._kind, self._all)))
         if not all(_is_linear(layer) for layer in self._layers.values()):
             raise BackendError(
-                "training backend dtensor adapts linear layers only: transformers keeps experts of a mixture, and its "
-                "routers, as parameters of another kind",
+                "peft reads these names as experts of a mixture, or its routers: experts are adapted by the names of "
+                "their stacks, and routers are not",
                 fix="set policy.lora.target_modules: all-linear (of a mixture: attention, and what all tokens pass), "
-                "or name other layers",
+                "or name experts as experts.gate_up_proj and experts.down_proj",
             )
         for layer in self._layers.values():
             _compute_in_the_models_precision(layer)
@@ -89,10 +98,17 @@ class Adapters:
             for dropout in layer.lora_dropout.values()  # type: ignore[union-attr,operator]
         ]
 
-    def disabled(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
         """Within it the model is the reference policy."""
-        context: AbstractContextManager[Any] = self._peft.disable_adapter()
-        return context
+        for stack in self._stacks.values():
+            stack.is_on = False
+        try:
+            with nullcontext() if self._peft is None else self._peft.disable_adapter():
+                yield
+        finally:
+            for stack in self._stacks.values():
+                stack.is_on = True
 
     def train(self, mode: bool) -> None:
         """Turn the adapters' own dropout on or off."""
@@ -114,6 +130,13 @@ class Adapters:
         self._shape = shape
         for layer in self._layers.values():
             layer.scaling[ADAPTER] = shape.alpha / shape.rank  # type: ignore[index,operator,union-attr]
+        for stack in self._stacks.values():
+            stack.scaling = shape.alpha / shape.rank
+
+    @property
+    def _all(self) -> list[str]:
+        """Names of what is adapted: layers, and the adapters of stacks."""
+        return [*self._layers, *self._stacks]
 
     def drawn(self, shape: AdapterShape) -> dict[str, Tensor]:
         """Whole factors of a new one, by parameter name: A as peft draws it and zeros in the ranks beyond; B zero.
@@ -123,7 +146,7 @@ class Adapters:
         Raises:
             UsageError: It is larger than what is in place.
         """
-        own = AdapterShape(self._peft.peft_config[ADAPTER].r, modules=frozenset(map(self._kind, self._layers)))
+        own = AdapterShape(self._settings.r, modules=frozenset(map(self._kind, self._all)))
         beyond = sorted(shape.modules - own.modules)
         if shape.rank > own.rank or beyond:
             raise UsageError(
@@ -138,7 +161,11 @@ class Adapters:
             if not is_factor:
                 continue
             found[name] = torch.zeros(parameter.shape)
-            if factor.startswith("A") and self._kind(layer) in shape.modules:
+            if not factor.startswith("A") or self._kind(layer) not in shape.modules:
+                continue
+            if layer in self._stacks:
+                expert_adapters.draw(found[name], shape.rank, generator)
+            else:
                 nn.init.kaiming_uniform_(found[name][: shape.rank], a=math.sqrt(5), generator=generator)
         return found
 
@@ -152,8 +179,11 @@ class Adapters:
         if not file.is_file():
             raise CheckpointError(f"{file} is missing", fix="give a folder that adapters were saved in")
         saved = load_file(file)
-        own = {PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): (name, p) for name, p in self._own_parameters()}
-        shapes = {name: tuple(self._trimmed(key, p.detach()).shape) for name, (key, p) in own.items()}
+        files = expert_adapters.file_modules(self._model)
+        own = {self._file_name(name, files): (name, p) for name, p in self._own_parameters()}
+        shapes = {
+            name: tuple(self._in_file(key, self._trimmed(key, p.detach())).shape) for name, (key, p) in own.items()
+        }
         if {name: tuple(tensor.shape) for name, tensor in saved.items()} != shapes:
             raise CheckpointError(
                 f"{folder} has adapters of other layers or of another rank than {self._shape.rank} on "
@@ -162,11 +192,12 @@ class Adapters:
             )
         found = {name: torch.zeros(p.shape) for name, p in self._model.named_parameters() if ".lora_" in name}
         for name, tensor in saved.items():
-            self._trimmed(own[name][0], found[own[name][0]]).copy_(tensor)
+            key = own[name][0]
+            self._trimmed(key, found[key]).copy_(self._in_memory(key, tensor))
         return found
 
     def _kind(self, layer: str) -> AdaptedModules:
-        if self._layers[layer] is self._head:
+        if layer in self._layers and self._layers[layer] is self._head:
             return "head"
         return "attention" if "attn" in layer or "attention" in layer else "mlp"
 
@@ -183,12 +214,31 @@ class Adapters:
 
     def _trimmed(self, name: str, factor: Tensor) -> Tensor:
         """Without the zeros beyond its rank."""
-        return factor[: self._shape.rank] if ".lora_A." in name else factor[:, : self._shape.rank]
+        return factor[..., : self._shape.rank, :] if ".lora_A" in name else factor[..., : self._shape.rank]
+
+    def _file_name(self, name: str, files: Mapping[str, str]) -> str:
+        """A parameter's name in peft's files, of those of the modules of stacks."""
+        layer, _, factor = name.rpartition(".lora_")
+        plain = f"{files[layer]}.lora_{factor}.weight" if layer in files else name.replace(f".{ADAPTER}.", ".")
+        return PEFT_PREFIX + plain
+
+    def _in_file(self, name: str, factor: Tensor) -> Tensor:
+        """A whole factor in the form that peft's files have."""
+        return expert_adapters.to_file(factor, is_first=".lora_A" in name) if factor.ndim == 3 else factor
+
+    def _in_memory(self, name: str, matrix: Tensor) -> Tensor:
+        """What a file has of a factor, in the form of the parameter."""
+        layer = name.rpartition(".lora_")[0]
+        if layer not in self._stacks:
+            return matrix
+        return expert_adapters.from_file(matrix, len(self._stacks[layer].lora_A), is_first=".lora_A" in name)
 
     def published(self) -> Iterator[Mapping[str, Tensor]]:
         """Buckets of whole factors under the names of peft's files. Collective where the model is sharded."""
+        files = expert_adapters.file_modules(self._model)
         own = ((name, self._trimmed(name, whole(p.detach()))) for name, p in self._own_parameters())
-        yield from in_buckets(({PEFT_PREFIX + n.replace(f".{ADAPTER}.", "."): t}, t.nbytes) for n, t in own)
+        named = ((self._file_name(name, files), self._in_file(name, tensor)) for name, tensor in own)
+        yield from in_buckets(({name: tensor}, tensor.nbytes) for name, tensor in named)
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor], base: str) -> None:
         """Write the folder that ``peft.PeftModel.from_pretrained`` loads.
@@ -198,10 +248,13 @@ class Adapters:
             tensors: Of :meth:`published`, on the CPU.
             base: Hugging Face name or folder of the model that they adapt.
         """
-        settings = copy.deepcopy(self._peft.peft_config[ADAPTER])
+        settings = copy.deepcopy(self._settings)
         settings.base_model_name_or_path, settings.inference_mode = base, True
         settings.r, settings.lora_alpha = self._shape.rank, self._shape.alpha
-        settings.target_modules = sorted(name for name in self._layers if self._kind(name) in self._shape.modules)
+        adapted = sorted(name for name in self._all if self._kind(name) in self._shape.modules)
+        settings.target_modules = [name for name in adapted if name in self._layers] or None
+        stacks = [name.replace(f".{CHILD}.", ".") for name in adapted if name in self._stacks]
+        settings.target_parameters = stacks or None
         folder.mkdir(parents=True, exist_ok=True)
         settings.save_pretrained(folder)
         save_file({**tensors}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -219,6 +272,9 @@ class Adapters:
         owner, _, leaf = name.rpartition(".base_layer.")
         if not owner and ".lora_" in name:
             return None
+        stack = self._stacks.get(_adapter_name(name))
+        if stack is not None:
+            return self._with_stack_delta(name, stack, tensor)
         value = decoded(self._packed[name]) if name in self._packed else tensor
         return self._with_delta(owner, value) if owner and leaf == "weight" else value
 
@@ -242,29 +298,32 @@ class Adapters:
             delta = b_OR[first : first + rows] @ a_RI[:, first_in : first_in + columns]
         return like(weight_OI, (base.float() + delta * layer.scaling[ADAPTER]).to(base.dtype))
 
+    @torch.no_grad()
+    def _with_stack_delta(self, name: str, stack: StackAdapter, weights: Tensor) -> Tensor:
+        """weights: [E, O, I], or [E, I, O] where stacks are transposed."""
+        is_transposed = vars(self._model.get_submodule(name.rpartition(".")[0])).get("is_transposed", False)
+        places = zip(offsets(weights), local(weights).shape, strict=True)
+        experts, *sides = (slice(first, first + size) for first, size in places)
+        inputs, outputs = sides if is_transposed else reversed(sides)
+        a_ERI, b_EOR = whole(stack.lora_A.detach()), whole(stack.lora_B.detach())
+        delta = expert_adapters.delta(
+            a_ERI[experts, :, inputs].float(), b_EOR[experts, outputs].float(), stack.scaling, transposed=is_transposed
+        )
+        base = local(weights)
+        return like(weights, (base.float() + delta).to(base.dtype).contiguous())
+
+
+def _adapter_name(stack: str) -> str:
+    """Of the adapter's module, of the name of a stack of experts."""
+    owner, _, leaf = stack.rpartition(".")
+    return f"{owner}.{CHILD}.{leaf}"
+
 
 def _low_rank(layer: Any, states: Tensor) -> LowRank | None:
     if layer.disable_adapters:
         return None
     low: Tensor = layer.lora_A[ADAPTER](layer.lora_dropout[ADAPTER](states)) * layer.scaling[ADAPTER]
     return low, layer.lora_B[ADAPTER].weight
-
-
-def _head_name(model: PreTrainedModel) -> str:
-    """Of the output head.
-
-    Raises:
-        BackendError: It has none of its own.
-    """
-    head: Any = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    embedding: Any = model.get_input_embeddings()
-    if head is None or head.weight is embedding.weight:
-        raise BackendError(
-            f"{type(model).__name__} has no output head but its embedding, which adapters of the head would change too",
-            fix="set policy.lora.head: false",
-        )
-    (name,) = [str(name) for name, module in model.named_modules() if module is head]
-    return name
 
 
 class RoundedLinear(nn.Linear):
@@ -283,35 +342,6 @@ def _compute_in_the_models_precision(layer: Any) -> None:
     layer.cast_input_dtype_enabled = False
     for factors in (layer.lora_A, layer.lora_B):
         factors[ADAPTER].__class__ = RoundedLinear
-
-
-def all_linear(model: PreTrainedModel, beside_text: Sequence[str] = ()) -> list[str]:
-    """Names of the linear layers that every token passes: not the output head, nothing in ``beside_text``, and of a
-    mixture neither experts nor what chooses them.
-
-    peft's own ``all-linear`` takes experts and routers in, and reads some families' dense and shared layers as experts,
-    since they were called alike in transformers 4: those it cannot adapt, here or where the folder is loaded.
-    """
-    from peft import LoraConfig as PeftConfig
-    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
-    from transformers.pytorch_utils import Conv1D
-
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    found = {
-        name: name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and module is not head and not _chooses(name)
-        if not any(name.startswith(f"{part}.") for part in beside_text)
-    }
-    read = PeftConfig(target_modules=sorted(set(found.values())))
-    convert_peft_config_for_transformers(read, model, None)
-    assert read.target_modules is not None, "it was given"
-    return [name for name, leaf in found.items() if leaf in read.target_modules]
-
-
-def _chooses(name: str) -> bool:
-    """The layer is a router, or a gate that weighs what others computed."""
-    return name.endswith("gate") or "router" in name.split(".")
 
 
 def plain_name(name: str) -> str:

@@ -3,7 +3,8 @@
 Mesh axes, outermost first: ``dp_replicate`` (copies of the sharded model), ``dp_shard`` (FSDP), ``tp`` (tensor
 parallel). So data-parallel rank = rank // tp, and the ranks of a tensor-parallel group are neighbours. Neighbours on
 the axis ``dp_shard`` may share their sequences (context parallel): to FSDP they are ranks with other tokens. For
-experts of a mixture ``dp_shard`` is two axes: ``edp`` (ranks with the same ones) and ``ep`` (ranks that divide them).
+experts of a mixture ``dp_shard`` and ``tp`` together are two other axes: ``edp`` (ranks with the same ones) and ``ep``
+(neighbours that divide them).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from nemorl.resources.worker import WorkerContext
 
 AXES = ("dp_replicate", "dp_shard", "tp")
+EXPERT_AXES = ("dp_replicate", "edp", "ep")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Ranks:
     mesh: DeviceMesh
     rank: int
     experts: DeviceMesh | None = None
-    """The same ranks with axes ``edp`` and ``ep`` in place of ``dp_shard``, where experts are divided"""
+    """The same ranks with axes ``edp`` and ``ep`` in place of ``dp_shard`` and ``tp``, where experts are divided"""
     context: dist.ProcessGroup | None = None
     """The ranks that share the tokens of this rank's rows, in the order of their slices; ``None``: it has whole ones"""
     parameters_on_host: bool = False
@@ -66,9 +68,10 @@ class Ranks:
                 fix="make the number of workers a multiple of data_parallel_replicas * context_parallel_size * "
                 "tensor_parallel_size",
             )
-        if shards % expert_parallel:
+        members = shards * tensor_parallel
+        if members % expert_parallel:
             raise BackendError(
-                f"{shards} data-parallel ranks of a replica cannot divide experts {expert_parallel} ways",
+                f"{members} ranks of a replica cannot divide experts {expert_parallel} ways",
                 fix="make policy.backend.expert_parallel_size a divisor of the number of workers per replica",
             )
         kind = torch.device(worker.device).type
@@ -85,8 +88,8 @@ class Ranks:
                     timeout=timedelta(seconds=worker.collective_timeout_s),
                 )
             mesh = init_device_mesh(kind, (replicas, shards, tensor_parallel), mesh_dim_names=AXES)
-            divided = (shards // expert_parallel, expert_parallel)
-            experts = mesh._unflatten("dp_shard", divided, ("edp", "ep")) if expert_parallel > 1 else None
+            divided = (replicas, members // expert_parallel, expert_parallel)
+            experts = init_device_mesh(kind, divided, mesh_dim_names=EXPERT_AXES) if expert_parallel > 1 else None
             context = _context_group(worker, tensor_parallel, context_parallel)
         except (RuntimeError, ValueError) as error:
             raise BackendError(
@@ -107,6 +110,18 @@ class Ranks:
     @property
     def context_parallel_size(self) -> int:
         return 1 if self.context is None else self.context.size()
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks of a replica with the same experts, where these are divided."""
+        return 1 if self.experts is None else self.experts["edp"].size()
+
+    @property
+    def routing(self) -> dist.ProcessGroup | None:
+        """The ranks that share the tokens of this rank's rows where routers see them: those of its context, or those
+        that cut the sequences of a mixture's layers (``sharded_mixtures``)."""
+        is_cut = self.experts is not None and self.tensor_parallel_size > 1
+        return self.mesh["tp"].get_group() if is_cut else self.context
 
     @property
     def shard_mesh(self) -> DeviceMesh:

@@ -111,8 +111,8 @@ class DTensorBackend(RankBackend[Optimizer]):
 
         # 3. What steps, exports and checkpoints need. A value head was not sampled from.
         is_replayed = config.router.replay and head == "language_model"
-        context = None if self._ranks is None else self._ranks.context
-        self._routers = Routers.of(self._model, context) if is_replayed else None
+        group = None if self._ranks is None else self._ranks.routing
+        self._routers = Routers.of(self._model, group) if is_replayed else None
         keep_freed_memory(worker.device)
         self._exported = ExportedWeights(self._model, assembly.names, self._adapters, self._rank)
         rank, ranks = worker.rank, worker.world_size
@@ -368,9 +368,9 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def _own(self, rows: Rows) -> Rows:
         """The tokens of rows that this rank computes, as routers are told of them."""
-        context = None if self._ranks is None else self._ranks.context
+        group = None if self._ranks is None else self._ranks.routing
         has_routers = self._loads.exist or self._routers is not None
-        return own_slice(rows, context)[0] if context is not None and has_routers else rows
+        return own_slice(rows, group)[0] if group is not None and has_routers else rows
 
     def _rows(self, microbatch: TokenBatch, *, candidates: bool = False) -> Rows:
         """A microbatch on the host, laid out there and sent to the device at once."""

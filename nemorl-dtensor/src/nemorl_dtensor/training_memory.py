@@ -53,8 +53,9 @@ class Memory:
         padding = -(-experts // self._shards) * self._shards / experts if experts and apart == 1 else 1.0
         in_layer = g.expert_parameters / g.layers
         self._layer = g.layer_parameters + (padding - 1) * in_layer
-        self._whole_layer = self._layer - (1 - 1 / apart) * in_layer
-        """Of which a rank has the weights and gradients before FSDP divides them"""
+        self._whole_layer = self._layer - (1 - model.tensor / apart) * in_layer
+        """Of which a tensor-parallel group has the weights and gradients before FSDP divides them: its ranks have other
+        experts, or the same ones"""
         self._held = model.parameters + (padding - 1) * g.expert_parameters
         self._trained = model.adapter_parameters if model.lora_rank else self._held
         self._element = 4 if model.lora_rank else model.element

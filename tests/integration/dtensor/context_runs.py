@@ -31,7 +31,7 @@ STEPS = 2
 """After the first, whose gradient is read"""
 SHORT = (2, 3, 2)
 """Tokens of sequences of which fewer are fed than four ranks share rows"""
-ROUTES_OF = {"qwen3_moe": (2, 4), "deepseek_v3": (1, 4)}
+ROUTES_OF = {"qwen3_moe": (2, 4), "deepseek_v3": (1, 4), "glm4_moe": (2, 4)}
 """Layers with experts, and experts of each, of mixtures that routes are replayed in"""
 CHOSEN = 2
 VOCABULARY = 80

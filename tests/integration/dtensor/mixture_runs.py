@@ -30,14 +30,27 @@ GPT_OSS = {
 MIXTURES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"architecture": "qwen3_moe", **ROUTED, "num_experts": 4, "head_dim": 8},
     "six experts": {"architecture": "qwen3_moe", **ROUTED, "num_experts": 6, "head_dim": 8},
+    "four heads": {
+        **{"architecture": "qwen3_moe", **ROUTED, "num_experts": 4, "head_dim": 8},
+        **{"num_attention_heads": 4, "num_key_value_heads": 4},
+    },
     "mixtral": {"architecture": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
     "deepseek_v3": {
         **{"architecture": "deepseek_v3", **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1},
         **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "q_lora_rank": 16},
         **{"kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
     },
+    "latent keys": {
+        **{"architecture": "deepseek_v3", **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1},
+        **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_key_value_heads": 4, "q_lora_rank": None},
+        **{"kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
+    },
     "gpt_oss": GPT_OSS,
     "one-sided": GPT_OSS,
+    "glm4_moe": {
+        **{"architecture": "glm4_moe", **ROUTED, "n_routed_experts": 4, "n_shared_experts": 1, "head_dim": 8},
+        **{"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_hidden_layers": 3},
+    },
     "qwen3_5_moe": {
         **{"architecture": "qwen3_5_moe_text", **ROUTED, "num_experts": 4, "shared_expert_intermediate_size": 16},
         **{"head_dim": 8, "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2},
@@ -82,7 +95,8 @@ def gradients(context: WorkerContext, case: Case) -> Gradients:
     """Those of a batch, before the optimizer clips them."""
     backend = build(context, case)
     batch = ragged_batch(temperature=TEMPERATURE)
-    sequences = shard_of(batch, context.rank, context.world_size, all_on_first=case.all_on_first)
+    width = case.policy.get("tensor_parallel_size", 1)
+    sequences = shard_of(batch, context.rank // width, context.world_size // width, all_on_first=case.all_on_first)
     backend.forward_backward(batch.select(sequences), WeightedNLL())
     parts: Mapping[str, Tensor] = backend._optimizer.gathered()
     found = {name: whole(like(backend._trainable[name], part)).clone() for name, part in parts.items()}

@@ -331,6 +331,16 @@ def test_experts_are_spread_over_the_devices_of_a_layer_or_not_at_all() -> None:
     assert "an engine whose experts spread over more GPUs than its layers" in migrate(config).features
 
 
+def test_a_mixture_may_split_its_attention_and_divide_its_experts() -> None:
+    config = whole("grpo")
+    put(config, "policy.dtensor_cfg.tensor_parallel_size", 2)
+    for experts, cuts in ((1, False), (2, True)):
+        put(config, "policy.dtensor_cfg.expert_parallel_size", experts)
+        found = migrate(config)
+        backend = found.config["policy"]["backend"]
+        assert (backend.get("expert_parallel_size", 1), backend.get("sequence_parallel", True)) == (experts, cuts)
+
+
 def test_an_engine_takes_whole_nodes_or_a_part_of_one() -> None:
     config = whole("grpo")
     put(config, "cluster", {"gpus_per_node": 4, "num_nodes": 4})

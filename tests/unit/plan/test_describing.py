@@ -116,3 +116,26 @@ def test_layouts_of_a_mixture_divide_its_experts() -> None:
         for model in (mixture, dense)
     ]
     assert sizes == [{1, 2, 4, 8}, {1}]
+
+
+def test_layouts_of_a_mixture_split_its_attention_where_its_experts_are_divided() -> None:
+    policy = PolicyConfig(backend=DTensorConfig(), precision="bfloat16")
+    mixture = HeldModel("policy", policy, Geometry.from_config(MIXTURE), ranks=2, microbatch_tokens=1024)
+    found = {
+        (each["tensor_parallel_size"], each["backend.expert_parallel_size"])
+        for each in policy.backend.training_plan().layouts(mixture, 8)  # type: ignore[attr-defined]
+    }
+    assert found == {(1, 1), (1, 2), (2, 2)}
+
+
+def test_ranks_that_split_attention_gather_a_part_of_it_and_their_own_experts() -> None:
+    def gathered(tensor: int) -> float:
+        backend = DTensorConfig(expert_parallel_size=2)
+        policy = PolicyConfig(backend=backend, precision="bfloat16", tensor_parallel_size=tensor)
+        model = HeldModel("policy", policy, Geometry.from_config(MIXTURE), ranks=8, microbatch_tokens=1024)
+        (part,) = (p for p in model.moments.training["upper layers backward"] if p.name == "gathered layers")
+        return part.size
+
+    # Half of 16 experts of 3 x 1,024 x 512 in each of two layers stays, in bfloat16; of the rest a rank has half.
+    experts = 2 * 2 * 8 * 3 * 1024 * 512
+    assert gathered(2) - experts == pytest.approx((gathered(1) - experts) / 2)

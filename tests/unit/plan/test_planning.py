@@ -462,6 +462,11 @@ def test_adapters_are_counted_for_the_layers_that_have_them() -> None:
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024, "model_type": "qwen3_moe"}
     mixture = replace(held("dtensor", {"lora": {"rank": 16}}), geometry=Geometry.from_config({**LLAMA_8B, **experts}))
     assert mixture.adapter_parameters == 32 * 16 * (2 * 8192 + 2 * 5120)  # no linear layer but attention's
+    named = mixture.policy.model_copy(
+        update={"lora": LoraConfig(rank=16, target_modules=("experts.gate_up_proj", "experts.down_proj"))}
+    )
+    # Each of 8 experts has rank * (4096 + 2 * 1024) for gate and up together, and rank * (1024 + 4096) down.
+    assert replace(mixture, policy=named).adapter_parameters == 32 * 8 * 16 * (6144 + 5120)
 
 
 def test_the_first_minibatch_tells_the_old_policy_by_itself() -> None:

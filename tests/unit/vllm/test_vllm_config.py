@@ -13,6 +13,7 @@ import pytest
 from nemorl.config import PolicyConfig, load_config
 from nemorl.contracts.memory import MemoryPart
 from nemorl.errors import BackendError, ConfigError
+from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_rl.serving.snapshots import takes_versions
 from pydantic import ValidationError
 from recorded_messages import Raises
@@ -155,6 +156,15 @@ def test_adapters_apart_need_some_and_an_engine_for_them(tiny_model: Path, raise
         run(tiny_model, lora=False, rollouts=apart)
     with raises(ConfigError, "hf", path="rollouts.adapters"):
         run(tiny_model, rollouts=apart, generation={"max_new_tokens": 4})
+
+
+def test_adapters_of_experts_travel_merged(tmp_path: Path, raises: Raises) -> None:
+    sizes = {"hidden_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    mixture = write_tiny_model(tmp_path, architecture="qwen3_moe", **sizes)
+    experts = {"lora": {"rank": 4, "target_modules": ["q_proj", "experts.down_proj"]}}
+    assert run(mixture, policy=experts, cluster=FAR).place().form == "model"
+    with raises(ConfigError, "experts", path="rollouts.adapters"):
+        run(mixture, policy=experts, rollouts={"adapters": "separate"})
 
 
 def test_several_versions_are_held_of_adapters_apart_alone(tiny_model: Path, raises: Raises) -> None:

@@ -55,7 +55,9 @@ def backend(old: OldConfig, new: Pieces) -> None:
     if isinstance(rows, int) and isinstance(limit, int):  # the size that ran there
         new.put("policy.microbatch_tokens", rows * limit)
     if width not in (1, None):
-        new.put("policy.backend.sequence_parallel", old.get(f"{settings}.sequence_parallel", False))
+        # Of a mixture whose experts are divided, each rank routes its own tokens.
+        divides = not is_megatron and old.get(f"{settings}.expert_parallel_size") not in (1, None)
+        new.put("policy.backend.sequence_parallel", divides or old.get(f"{settings}.sequence_parallel", False))
     if is_megatron:
         has_stages = old.get(f"{settings}.pipeline_model_parallel_size") not in (1, None)
         for theirs, ours in (MEGATRON_SIZES | (MEGATRON_STAGES if has_stages else {})).items():

@@ -2,8 +2,9 @@
 
 # L = mixture layers, E = experts of a layer, K = experts that each token goes to, T = tokens of a sequence
 
-Here: the options that training backends share, what they cannot mean for a model, and the metrics that are made from
-counts of tokens per expert. Not here: routers themselves, which are each backend's. Importing this imports no torch.
+Here: the options that training backends share, what they cannot mean for a model, the metrics that are made from
+counts of tokens per expert, and which targets of LoRA are experts. Not here: routers themselves, which are each
+backend's. Importing this imports no torch.
 """
 
 from __future__ import annotations
@@ -53,6 +54,15 @@ class RouterConfig(Config):
     not in the reference's. Routers weigh these experts by their own scores, and learn. Without it a token whose experts
     score almost alike goes to others in the trainer, which rounds otherwise, and its log-prob jumps. It takes 2 bytes
     per token, layer and chosen expert of each batch."""
+
+
+def names_experts(target: str) -> bool:
+    """A target of LoRA is a stack of experts.
+
+    >>> [names_experts(target) for target in ("mlp.experts.down_proj", "mlp.shared_experts.down_proj", "down_proj")]
+    [True, False, False]
+    """
+    return target.split(".")[-2:-1] == ["experts"]
 
 
 def router_problems(policy: PolicyConfig, router: RouterConfig) -> Iterator[ConfigIssue]:

@@ -74,11 +74,15 @@ def place(config: RolloutRunConfig) -> Placement:
 
 def _adapter_obstacle(config: RolloutRunConfig) -> str:
     """Why adapters cannot travel apart from the model; empty if they can."""
+    from nemorl_rl.models.routers import names_experts
+
     lora, training, generation = config.policy.lora, config.policy.backend, config.generation.backend
     if lora is None:
         return "the policy has none: policy.lora is unset"
     if lora.base != "full":
         return "they belong to a base in 4 bits, which the engine does not have"
+    if lora.target_modules != "all-linear" and any(map(names_experts, lora.target_modules)):
+        return "some are of experts, which no engine is known to apply"
     if generation.devices_per_replica > config.cluster.devices_per_node:
         return "an engine over several nodes is sent the whole model"
     if "adapters" not in training.supports:

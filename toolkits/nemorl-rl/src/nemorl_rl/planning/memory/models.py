@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from nemorl_rl.models.divisions import LayerSizes
 from nemorl_rl.models.model_geometry import Geometry
+from nemorl_rl.models.routers import names_experts
 from nemorl_rl.planning.memory.describing import Spread, TrainingPlan, training_plan
 from nemorl_rl.planning.memory.parts import Moments
 from nemorl_rl.planning.memory.work import RowLayout, Work
@@ -126,7 +127,7 @@ class HeldModel:
 
     @property
     def adapter_parameters(self) -> float:
-        """Of LoRA: rank * (inputs + outputs) of each linear layer that it is asked for. Experts have none; of a
+        """Of LoRA: rank * (inputs + outputs) of each linear layer, and of each expert, that it is asked for. Of a
         mixture ``all-linear`` is the attention."""
         g, lora = self.geometry, self.policy.lora
         if lora is None:
@@ -141,6 +142,9 @@ class HeldModel:
         else:
             asked = lora.target_modules
         known = [size for name, size in sizes.items() if name in asked]
+        outputs = {"gate_up_proj": 2 * g.expert_ffn, "up_proj": g.expert_ffn, "down_proj": g.expert_ffn}
+        experts = [outputs.get(name.rpartition(".")[2], 0) + g.hidden for name in asked if names_experts(name)]
+        known += [g.mixture_layers * g.experts * size for size in experts]
         head = lora.head * (g.hidden + g.vocabulary)
         return float(lora.rank * (sum(known or sizes.values()) + head))  # all, where layers have other names
 
