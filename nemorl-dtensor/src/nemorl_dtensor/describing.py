@@ -62,7 +62,8 @@ class DTensorPlan:
         for tensor, replicas, expert in product(tensors, copies, experts):
             if model.ranks % (tensor * replicas * expert) or model.ranks % (tensor * context * replicas):
                 continue
-            if g.heads % (tensor * context) == 0:
+            divided = tensor * context if self.config.context_parallel_method == "ulysses" else tensor
+            if g.heads % divided == 0:
                 yield {
                     "tensor_parallel_size": tensor,
                     "backend.data_parallel_replicas": replicas,
