@@ -161,7 +161,9 @@ def share_rows(
     chosen = method_of(method, heads, ranks * tensor_parallel)
     obstacle = _obstacle(model)
     if chosen == "ulysses" and heads % (ranks * tensor_parallel):
-        obstacle = f"{heads} attention heads do not divide over {ranks * tensor_parallel} ranks"
+        obstacle = (
+            f"{heads} attention heads do not divide over {ranks * tensor_parallel} ranks, and it is not to be a ring"
+        )
     if not obstacle:
         AttentionInterface.register(NAME, attend)
         AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])

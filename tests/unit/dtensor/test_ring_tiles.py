@@ -111,15 +111,18 @@ HEADS = [(4, 4, 8, 8), (6, 2, 8, 8), (3, 1, 12, 5), (2, 2, 5, 12)]
 """Of queries and of keys, numbers of a head of keys and of one of values"""
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("heads", "kv_heads", "size", "value_size"), HEADS)
-def test_parts_merge_to_attention_over_all_keys(heads: int, kv_heads: int, size: int, value_size: int) -> None:
-    generator = torch.Generator().manual_seed(1)
-    query = torch.randn(2, heads, 5, size, generator=generator, requires_grad=True)
-    key = torch.randn(2, kv_heads, 9, size, generator=generator, requires_grad=True)
-    value = torch.randn(2, kv_heads, 9, value_size, generator=generator, requires_grad=True)
-    grad = torch.randn(2, heads, 5, value_size, generator=generator)
+def test_parts_merge_to_attention_over_all_keys(
+    heads: int, kv_heads: int, size: int, value_size: int, device: str
+) -> None:
+    torch.manual_seed(1)
+    query = torch.randn(2, heads, 5, size, device=device, requires_grad=True)
+    key = torch.randn(2, kv_heads, 9, size, device=device, requires_grad=True)
+    value = torch.randn(2, kv_heads, 9, value_size, device=device, requires_grad=True)
+    grad = torch.randn(2, heads, 5, value_size, device=device)
     # Queries see four keys before them, and then themselves.
-    mask = torch.ones(5, 9, dtype=torch.bool).tril(4)
+    mask = torch.ones(5, 9, dtype=torch.bool, device=device).tril(4)
     share = heads // kv_heads
     scores = query @ key.repeat_interleave(share, 1).transpose(2, 3) * 0.3
     expected = torch.softmax(scores.masked_fill(~mask, -torch.inf), -1) @ value.repeat_interleave(share, 1)
@@ -127,7 +130,7 @@ def test_parts_merge_to_attention_over_all_keys(heads: int, kv_heads: int, size:
 
     places = ((slice(0, 4), False), (slice(4, 9), True))
     parts = [Part(query.detach(), key.detach()[:, :, k], value.detach()[:, :, k], causal, 0.3) for k, causal in places]
-    out, lse = torch.zeros_like(expected), torch.full((2, heads, 5), -torch.inf)
+    out, lse = torch.zeros_like(expected), torch.full((2, heads, 5), -torch.inf, device=device)
     for part in parts:
         _merge(out, lse, *attention(part))
     torch.testing.assert_close(out, expected.detach(), atol=1e-6, rtol=1e-5)

@@ -163,7 +163,8 @@ def _ranks(case: Case) -> Iterator[Ranks | None]:
     DeviceMesh._concatenate = staticmethod(concatenated)  # type: ignore[method-assign]
     try:
         mesh = init_device_mesh("cpu", (1, case.ranks // case.tensor, case.tensor), mesh_dim_names=AXES)
-        yield Ranks(mesh, 0, dist.new_group([*range(case.context)]) if case.context > 1 else None)
+        context = dist.new_group([*range(case.context)]) if case.context > 1 else None
+        yield Ranks(mesh, 0, context=context)
     finally:
         DeviceMesh._concatenate = concatenate  # type: ignore[method-assign]
         dist.destroy_process_group()
