@@ -36,13 +36,14 @@ def norm_bytes(model: HeldModel, *, fused: bool) -> float:
     return 4.0 + (b if trains_weight else 0)
 
 
-def per_token(model: HeldModel, *, sequence_parallel: bool, fused: bool) -> PerToken:
+def per_token(model: HeldModel, *, sequence_parallel: bool, fused: bool, by_ring: bool = False) -> PerToken:
     """Of transformers' modules as this package runs them.
 
     Args:
         model: Its sizes.
         sequence_parallel: Norms and residuals are divided over tensor-parallel ranks.
         fused: Norms are one function.
+        by_ring: Ranks that share sequences send keys and values round, which nobody keeps.
     """
     g, b, t = model.geometry, model.element, model.tensor
     kind = g.model_type
@@ -55,7 +56,8 @@ def per_token(model: HeldModel, *, sequence_parallel: bool, fused: bool) -> PerT
     heads = (queries + keys) / t
     attention = b * (2 * queries + 2 * keys) / t + 4 * g.heads / t  # q, k, v, output, log-sum-exp
     attention += norm * heads + 4 * (g.heads + g.kv_heads) / t if kind in HEAD_NORMS else 0
-    if model.spread.context > 1:  # the output once more, as the other ranks send it; keys and values as often as needed
+    if model.spread.context > 1 and not by_ring:
+        # The output once more, as the other ranks send it; keys and values as often as needed.
         copies = lcm(g.kv_heads, t * model.spread.context) / g.kv_heads
         attention += b * (queries + 2 * keys * (copies - 1)) / t
     if kind in EAGER:  # scores capped, in float32 after softmax, and rounded

@@ -196,8 +196,10 @@ def _sharded(
             )
         if trained and policy.lora is None:
             freeze(model, sight.family, policy.media.train)
-    if ranks.context_parallel_size > 1:
-        share_rows(model, ranks.context_parallel_size, tensor_parallel=ranks.tensor_parallel_size)
+    sharing = None
+    if ranks.context is not None:
+        method = config.context_parallel_method
+        sharing = share_rows(model, ranks.context, tensor_parallel=ranks.tensor_parallel_size, method=method)
     adapters: Adapters | None = None
     drawn: dict[str, Tensor] = {}
     if trained and policy.lora is not None:
@@ -213,7 +215,7 @@ def _sharded(
     # 3. How it is scored, spread over ranks; then memory and weights for this rank's part.
     logprobs = partial(Scorer.find, sight=sight, chunk_tokens=config.logprob_chunk_tokens)
     found: Scorer | ValueScorer = ValueScorer.find(model) if head == "value" else logprobs(model)
-    scorer = ShardedScorer.of(model, found, ranks, sequence_parallel=config.sequence_parallel)
+    scorer = ShardedScorer.of(model, found, ranks, sequence_parallel=config.sequence_parallel, sharing=sharing)
     fill(
         model,
         policy,

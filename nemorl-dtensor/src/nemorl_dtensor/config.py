@@ -26,6 +26,19 @@ if TYPE_CHECKING:
     from nemorl.weights import WeightHandle
 
 AttentionName = Literal["auto", "sdpa", "eager", "flash_attention_2"]
+Method = Literal["ulysses", "ring"]
+ContextMethod = Literal["auto", "ulysses", "ring"]
+
+
+def method_of(asked: ContextMethod, heads: int, ways: int) -> Method:
+    """How ranks share sequences: by heads where these divide over as many ways, else by a ring, unless one is named.
+
+    >>> method_of("auto", 6, 2), method_of("auto", 6, 4)
+    ('ulysses', 'ring')
+    """
+    if asked != "auto":
+        return asked
+    return "ring" if heads % ways else "ulysses"
 
 
 class DTensorOffload(Offload):
@@ -66,9 +79,11 @@ class DTensorConfig(RankBackendConfig):
     The rest of the model is sharded over data-parallel ranks as before, its attention over tensor-parallel ranks too.
     It divides the experts, and the workers of a replica."""
     context_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
-    """Ranks that share the tokens of each sequence, and trade them for attention heads (Ulysses); the heads must divide
-    over them. Raise it when one sequence does not fit into memory; ``microbatch_tokens`` are then those of all of them
-    together."""
+    """Ranks that share the tokens of each sequence. Raise it when one sequence does not fit into memory;
+    ``microbatch_tokens`` are then those of all of them together."""
+    context_parallel_method: Annotated[ContextMethod, RESUMABLE] = "auto"
+    """How they attend to each other's tokens. ``ulysses``: tokens are traded for attention heads, which must divide
+    over them. ``ring``: keys and values go round. ``auto``: ulysses where the heads divide, else ring."""
     sequence_parallel: Annotated[bool, RESUMABLE] = True
     """With tensor parallelism, also split norms and residuals along the sequence: less memory, same communication."""
     logprob_chunk_tokens: Annotated[int | None, RESUMABLE] = Field(None, ge=1)
@@ -148,10 +163,12 @@ class DTensorConfig(RankBackendConfig):
                 "set it to 1, or use backend: megatron",
             )
         heads, rest = divmod(geometry.heads, policy.tensor_parallel_size)
-        if not rest and heads % ways:
+        if self.context_parallel_method == "ulysses" and not rest and heads % ways:
             fitting = " or ".join(str(fewer) for fewer in range(1, ways) if heads % fewer == 0)
             yield ConfigIssue(
-                path, f"{heads} attention heads of a rank do not divide over {ways} ranks", f"set it to {fitting}"
+                path,
+                f"{heads} attention heads of a rank do not divide over {ways} ranks",
+                f"set it to {fitting}, or context_parallel_method: ring",
             )
 
     def build(

@@ -1,11 +1,12 @@
-"""Rows whose tokens are shared out over context-parallel ranks, for a model that spreads them over its attention heads.
+"""Rows whose tokens are shared out over context-parallel ranks, for a model whose attention brings them together.
 
-# R = rows, W = row width, k = ranks that share them, S = W / k = tokens of a slice, M = scored tokens
+# R = rows, W = row width, k = ranks that share them, S = W / k = tokens of a rank's part, M = scored tokens
 
-Every rank of a group is given the same rows and computes slice r of each. Only attention looks at other tokens: there
-slices are traded for heads (``ulysses``), so that each mask is that of whole rows. What is scored is put together
-again, so that every rank computes the same loss; its gradient goes to the slice that has the predicting state.
-Parameters get the sum over ranks, as they do over ranks with other data.
+Every rank of a group is given the same rows and computes its columns of each. Only attention looks at other tokens:
+columns are traded for heads there (``ulysses``), or keys and values go round (``ring``); either way what a token sees
+is what it sees in whole rows. What is scored is put together again, so that every rank computes the same loss; its
+gradient goes to the part that has the predicting state. Parameters get the sum over ranks, as they do over ranks with
+other data.
 
 It reaches unmodified models through transformers' registry of attention functions.
 """
@@ -13,20 +14,21 @@ It reaches unmodified models through transformers' registry of attention functio
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 from nemorl.errors import BackendError
 from nemorl_tensors.engines.context_rows import added_up, own_columns
 from nemorl_tensors.engines.rows import Rows, Tree
-from nemorl_tensors.engines.tree_attention import TreePlan, torch_attention, tree_attention
 from torch import Tensor, nn
 
-from nemorl_dtensor.attention_common import attention_with_common
-from nemorl_dtensor.tree_attention import FULL_ATTENTION, beyond_full_attention, registered, tree_plan
-from nemorl_dtensor.ulysses import by_heads, by_slices
+from nemorl_dtensor.config import ContextMethod, Method, method_of
+from nemorl_dtensor.ring import Ring
+from nemorl_dtensor.tree_attention import FULL_ATTENTION, beyond_full_attention, registered
+from nemorl_dtensor.ulysses import Ulysses
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,42 +43,65 @@ MEASURED_ROPE = frozenset({"dynamic", "longrope"})
 FIX = "set policy.backend.context_parallel_size: 1; backend: megatron divides sequences of more architectures"
 
 
-@dataclass(frozen=True)
-class SharedRows:
-    """What attention must know of the rows that a rank sees a slice of."""
+class SharedRows(Protocol):
+    """What attention must know of the rows that a rank sees a part of."""
 
-    group: dist.ProcessGroup
-    plan: TreePlan | None
-    """Which token attends to which, in one row of several sequences; ``None``: each row is one sequence"""
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """[R, S, H, d'] of [R, H, S, d] queries and [R, G, S, d], [R, G, S, d'] keys and values. Collective, as is the
+        gradient."""
+
+
+class Sharing(Protocol):
+    """A way in which ranks share rows."""
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks."""
+
+    @property
+    def width_multiple(self) -> int:
+        """Rows that they share have a multiple of so many columns."""
+
+    def columns(self, width: int) -> list[int]:
+        """This rank's S places in a row."""
+
+    def shared(self, tree: Tree | None, width: int, dtype: torch.dtype, device: torch.device) -> SharedRows:
+        """Rows of that width, of which a single one has the sequences of ``tree``; ``None``: each is one sequence."""
+
+
+METHODS: Mapping[Method, Callable[[dist.ProcessGroup], Sharing]] = {"ulysses": Ulysses, "ring": Ring}
 
 
 @dataclass(frozen=True)
 class OwnPart:
-    """A rank's slice of some rows, and how what is found of it becomes part of what is found of all."""
+    """A rank's part of some rows, and how what is found of it becomes part of what is found of all."""
 
     rows: Rows
-    """The slice, with the positions that its tokens have in whole rows"""
+    """The part, with the positions that its tokens have in whole rows"""
     shared: SharedRows
+    group: dist.ProcessGroup
+    """The ranks that have the other parts"""
     places: Tensor
-    """Which of the M scored tokens the slice predicts"""
+    """Which of the M scored tokens the part predicts"""
     scored: int
     """M"""
 
     @classmethod
-    def of(cls, rows: Rows, group: dist.ProcessGroup, dtype: torch.dtype) -> OwnPart:
+    def of(cls, rows: Rows, sharing: Sharing, dtype: torch.dtype) -> OwnPart:
         """That of this rank.
 
         Args:
-            rows: The same on all ranks of the group; their width is a multiple of the group's size.
-            group: The ranks that share them, in the order of their slices.
+            rows: The same on all ranks; their width is a multiple of what the way of sharing asks for.
+            sharing: How they are shared.
             dtype: Precision of the model.
         """
-        part, places = own_slice(rows, group)
-        return cls(part, SharedRows(group, _plan(rows, dtype)), places, rows.targets.numel())
+        part, places = own_part(rows, sharing)
+        shared = sharing.shared(_tree(rows), rows.input_ids.shape[1], dtype, rows.input_ids.device)
+        return cls(part, shared, sharing.group, places, rows.targets.numel())
 
     def states(self, decoder: nn.Module) -> Tensor:
-        """[R, S, D] last hidden states of the slice."""
-        # A mask of four axes is taken as it is: the model makes none of its own, of a slice.
+        """[R, S, D] last hidden states of the part."""
+        # A mask of four axes is taken as it is: the model makes none of its own, of a part.
         unread = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=self.rows.input_ids.device)
         states: Tensor = decoder(
             input_ids=self.rows.input_ids,
@@ -92,34 +117,39 @@ class OwnPart:
         if isinstance(found, tuple):
             return tuple(self.together(each) for each in found)
         whole = found.new_zeros((self.scored, *found.shape[1:])).index_copy(0, self.places, found)
-        return added_up(whole, self.shared.group)
+        return added_up(whole, self.group)
 
 
-def own_slice(rows: Rows, group: dist.ProcessGroup) -> tuple[Rows, Tensor]:
+def own_part(rows: Rows, sharing: Sharing) -> tuple[Rows, Tensor]:
     """This rank's tokens of rows, and which of the scored tokens they predict."""
-    size = rows.input_ids.shape[1] // group.size()
-    first = group.rank() * size
-    return own_columns(rows, torch.arange(first, first + size, device=rows.input_ids.device))
+    columns = sharing.columns(rows.input_ids.shape[1])
+    return own_columns(rows, torch.tensor(columns, dtype=torch.int64, device=rows.input_ids.device))
 
 
-def _plan(rows: Rows, dtype: torch.dtype) -> TreePlan | None:
-    """Of one row of several sequences, which may share tokens."""
+def _tree(rows: Rows) -> Tree | None:
+    """Of one row of several sequences, which may share tokens; ``None``: each row is one sequence."""
     tree = rows.tree
     if tree is None and rows.position_ids is not None:  # packed: they share none
         starts = torch.nonzero(rows.position_ids[0] == 0).squeeze(1)
         lengths = tuple(starts.diff(append=starts.new_tensor([rows.position_ids.shape[1]])).tolist())
         slots = starts[:, None] + torch.arange(max(lengths), device=starts.device)
         tree = Tree(slots.clamp(max=rows.position_ids.shape[1] - 1), lengths, lengths)
-    return None if tree is None else tree_plan(tree, dtype, rows.input_ids.device)
+    return tree
 
 
-def share_rows(model: PreTrainedModel, ranks: int, *, tensor_parallel: int) -> None:
+def share_rows(
+    model: PreTrainedModel, group: dist.ProcessGroup, *, tensor_parallel: int, method: ContextMethod = "auto"
+) -> Sharing:
     """Have a model, whose parameters may be on the meta device, compute attention over rows that ranks share.
 
     Args:
         model: As transformers makes it. Its attention function changes, to one that is the same for other rows.
-        ranks: That share each row.
+        group: The ranks that share each row, in order.
         tensor_parallel: Ranks that divide its layers.
+        method: How they share them.
+
+    Returns:
+        How they share them.
 
     Raises:
         BackendError: Its layers look at other tokens in ways that this does not serve.
@@ -127,7 +157,13 @@ def share_rows(model: PreTrainedModel, ranks: int, *, tensor_parallel: int) -> N
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-    obstacle = _obstacle(model, ranks, tensor_parallel)
+    ranks, heads = group.size(), model.config.get_text_config().num_attention_heads
+    chosen = method_of(method, heads, ranks * tensor_parallel)
+    obstacle = _obstacle(model)
+    if chosen == "ulysses" and heads % (ranks * tensor_parallel):
+        obstacle = (
+            f"{heads} attention heads do not divide over {ranks * tensor_parallel} ranks, and it is not to be a ring"
+        )
     if not obstacle:
         AttentionInterface.register(NAME, attend)
         AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
@@ -138,17 +174,15 @@ def share_rows(model: PreTrainedModel, ranks: int, *, tensor_parallel: int) -> N
         raise BackendError(
             f"{type(model).__name__} cannot share its rows over {ranks} context-parallel ranks: {obstacle}", fix=FIX
         )
+    return METHODS[chosen](group)
 
 
-def _obstacle(model: PreTrainedModel, ranks: int, tensor_parallel: int) -> str:
+def _obstacle(model: PreTrainedModel) -> str:
     """Why the tokens of a model's rows cannot be shared out; empty if nothing is known against it."""
     config = model.config.get_text_config()
     kinds = {kind for kind in getattr(config, "layer_types", None) or () if kind != FULL_ATTENTION}
     if kinds:
         return f"it has layers of {', '.join(sorted(kinds))}"
-    heads, ways = config.num_attention_heads, ranks * tensor_parallel
-    if heads % ways:
-        return f"{heads} attention heads do not divide over {ways} ranks"
     if model.config._attn_implementation != PLAIN:
         return f"its attention is {model.config._attn_implementation}, and only {PLAIN} is extended"
     parameters = inspect.signature(model.get_decoder().forward).parameters  # type: ignore[no-untyped-call]
@@ -181,12 +215,4 @@ def attend(
         return registered(PLAIN)(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **options)
     if unknown := beyond_full_attention(options):
         raise BackendError(f"context parallelism knows no attention with {', '.join(unknown)}", fix=FIX)
-    queries, keys, values = by_heads(query, key, value, shared_rows.group)
-    if shared_rows.plan is None:
-        answers = torch_attention(queries, keys, values, None, scaling)
-    else:
-        found_by_token = tree_attention(
-            shared_rows.plan, queries, keys, values, scaling, torch_attention, attention_with_common
-        )
-        answers = found_by_token[None]
-    return by_slices(answers, shared_rows.group), None
+    return shared_rows.attention(query, key, value, scaling), None

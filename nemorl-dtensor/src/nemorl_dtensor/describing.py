@@ -65,7 +65,8 @@ class DTensorPlan:
                 continue
             if g.experts and tensor > 1 and (expert == 1 or context > 1 or not self.config.sequence_parallel):
                 continue
-            if g.heads % (tensor * context) == 0:
+            divided = tensor * context if self.config.context_parallel_method == "ulysses" else tensor
+            if g.heads % divided == 0:
                 yield {
                     "tensor_parallel_size": tensor,
                     "backend.data_parallel_replicas": replicas,

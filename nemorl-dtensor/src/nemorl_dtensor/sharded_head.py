@@ -18,10 +18,11 @@ from nemorl_tensors.filtering import TokenFilter, filtered
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from nemorl_dtensor.context_parallel import OwnPart
+from nemorl_dtensor.context_parallel import OwnPart, Sharing, own_part
 from nemorl_dtensor.model_head import Scorer, decoder_states, predicting_states
 from nemorl_dtensor.ranks import local
 from nemorl_dtensor.sharding import SCORE, reshard, shard
+from nemorl_dtensor.ulysses import Ulysses
 from nemorl_dtensor.value_head import ValueScorer
 
 if TYPE_CHECKING:
@@ -44,16 +45,24 @@ class ShardedScorer:
     ranks: Ranks
     width_multiple: int
     """Context and sequence parallelism cut rows into equal parts, so their width must be a multiple of this."""
+    sharing: Sharing | None = None
+    """How rows are shared with other ranks; ``None``: this one has whole rows"""
 
     @classmethod
     def of(
-        cls, model: PreTrainedModel, scorer: Scorer | ValueScorer, ranks: Ranks, *, sequence_parallel: bool
+        cls,
+        model: PreTrainedModel,
+        scorer: Scorer | ValueScorer,
+        ranks: Ranks,
+        *,
+        sequence_parallel: bool,
+        sharing: Sharing | None = None,
     ) -> ShardedScorer:
         """Shard ``model``, whose decoder and head ``scorer`` has found."""
         parts = ranks.tensor_parallel_size if sequence_parallel else 1
 
         def run(_model: PreTrainedModel, rows: Rows, factor: float, read: Read) -> Any:
-            own = None if ranks.context is None else OwnPart.of(rows, ranks.context, model.dtype)
+            own = None if sharing is None else OwnPart.of(rows, sharing, model.dtype)
             rows = rows if own is None else own.rows
             states_MD = predicting_states(_states(scorer, rows, ranks, parts, own), rows)
             sight = scorer.sight if isinstance(scorer, Scorer) else None
@@ -67,12 +76,22 @@ class ShardedScorer:
 
         setattr(model, SCORE, MethodType(run, model))
         shard(model, ranks, sequence_parallel=sequence_parallel)
-        return cls(model, scorer, ranks, parts * ranks.context_parallel_size)
+        multiple = 1 if sharing is None else sharing.width_multiple
+        return cls(model, scorer, ranks, parts * multiple, sharing)
 
     @property
     def decoder(self) -> nn.Module:
         """The part of the model below its head."""
         return self.scorer.decoder
+
+    def own(self, rows: Rows) -> Rows:
+        """The tokens of rows that this rank computes."""
+        if self.sharing is not None:
+            return own_part(rows, self.sharing)[0]
+        cut = (
+            self.ranks.routing
+        )  # layers of mixtures cut sequences over tensor-parallel ranks, one slice after the other
+        return rows if cut is None else own_part(rows, Ulysses(cut))[0]
 
     def states(self, rows: Rows) -> Tensor:
         """[M, D] states that predict the scored tokens."""

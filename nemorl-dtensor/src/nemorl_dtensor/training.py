@@ -51,7 +51,6 @@ from torch import Tensor
 from nemorl_dtensor import checkpoint
 from nemorl_dtensor.allocator import keep_freed_memory
 from nemorl_dtensor.assembly import AnyScorer, assemble
-from nemorl_dtensor.context_parallel import own_slice
 from nemorl_dtensor.exported import ExportedWeights, save_pretrained
 from nemorl_dtensor.model import sight_of
 from nemorl_dtensor.model_head import Scorer
@@ -368,9 +367,8 @@ class DTensorBackend(RankBackend[Optimizer]):
 
     def _own(self, rows: Rows) -> Rows:
         """The tokens of rows that this rank computes, as routers are told of them."""
-        group = None if self._ranks is None else self._ranks.routing
         has_routers = self._loads.exist or self._routers is not None
-        return own_slice(rows, group)[0] if group is not None and has_routers else rows
+        return self._scorer.own(rows) if isinstance(self._scorer, ShardedScorer) and has_routers else rows
 
     def _rows(self, microbatch: TokenBatch, *, candidates: bool = False) -> Rows:
         """A microbatch on the host, laid out there and sent to the device at once."""

@@ -18,6 +18,7 @@ from nemorl_rl.planning.memory.models import HeldModel
 from nemorl_rl.planning.memory.parts import Moments, Moved, Part, Parts, count, total
 
 from nemorl_dtensor.activations import per_token
+from nemorl_dtensor.config import method_of
 
 if TYPE_CHECKING:
     from nemorl_dtensor.config import DTensorConfig
@@ -43,7 +44,9 @@ class Memory:
         """
         self._model, self._shards = model, model.spread.shards
         self._divided = self._shards * model.tensor
-        self._per = per_token(model, sequence_parallel=config.sequence_parallel, fused=fused)
+        ways = model.tensor * model.spread.context
+        by_ring = method_of(config.context_parallel_method, model.geometry.heads, ways) == "ring"
+        self._per = per_token(model, sequence_parallel=config.sequence_parallel, fused=fused, by_ring=by_ring)
         self._head = Head(model.tensor > 1, adds_directly=fused, chunk_tokens=config.logprob_chunk_tokens)
         self._attention = _attention_weights(model) if fused else 0.0
         g, experts = model.geometry, model.geometry.experts

@@ -9,12 +9,69 @@ attention another one gives its tokens back with all heads. So attention is that
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from nemorl_tensors.engines.rows import Tree
+from nemorl_tensors.engines.tree_attention import TreePlan, torch_attention, tree_attention
 from torch import Tensor
+
+from nemorl_dtensor.attention_common import attention_with_common
+from nemorl_dtensor.tree_attention import tree_plan
+
+
+@dataclass(frozen=True)
+class Ulysses:
+    """Ranks that share rows by trading tokens for heads."""
+
+    group: dist.ProcessGroup
+    """In the order of their slices"""
+
+    @property
+    def width_multiple(self) -> int:
+        """Of rows, which are cut into one slice a rank."""
+        return self.group.size()
+
+    def columns(self, width: int) -> list[int]:
+        """This rank's S places in a row."""
+        size = width // self.group.size()
+        return [*range(self.group.rank() * size, (self.group.rank() + 1) * size)]
+
+    def shared(self, tree: Tree | None, width: int, dtype: torch.dtype, device: torch.device) -> UlyssesRows:
+        """What attention must know of rows of that width.
+
+        Args:
+            tree: The sequences of a single row; ``None``: each row is one.
+            width: W
+            dtype: Of the model, and of masks.
+            device: Where it computes.
+        """
+        return UlyssesRows(self.group, None if tree is None else tree_plan(tree, dtype, device))
+
+
+@dataclass(frozen=True)
+class UlyssesRows:
+    """Rows that are shared in this way."""
+
+    group: dist.ProcessGroup
+    plan: TreePlan | None
+    """Which token attends to which, in one row of several sequences; ``None``: each row is one sequence"""
+
+    def attention(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """[R, S, H, d'] of [R, H, S, d] queries and [R, G, S, d], [R, G, S, d'] keys and values. Collective, as is the
+        gradient."""
+        queries, keys, values = by_heads(query, key, value, self.group)
+        if self.plan is None:
+            answers = torch_attention(queries, keys, values, None, scaling)
+        else:
+            found_by_token = tree_attention(
+                self.plan, queries, keys, values, scaling, torch_attention, attention_with_common
+            )
+            answers = found_by_token[None]
+        return by_slices(answers, self.group)
 
 
 def by_heads(query: Tensor, key: Tensor, value: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
 
+SEVERAL_ENGINES = (
+    "set cluster.generation_workers: each worker is an engine, and experts divide over the devices of one "
+    "(tensor_parallel_size * pipeline_parallel_size) by expert_parallel"
+)
+"""In place of data parallelism inside an engine, whose ranks would have to step together."""
 SET_ELSEWHERE = {
     "model": "set `model:` of the run",
     "tokenizer": "set policy.tokenizer.name",
@@ -38,7 +43,19 @@ SET_ELSEWHERE = {
     "tensor_parallel_size": "set tensor_parallel_size of the backend",
     "pipeline_parallel_size": "set pipeline_parallel_size of the backend",
     "enable_expert_parallel": "set expert_parallel of the backend",
-    "data_parallel_size": "set cluster.generation_workers: each worker is an engine",
+    "data_parallel_size": SEVERAL_ENGINES,
+    "data_parallel_size_local": SEVERAL_ENGINES,
+    "data_parallel_rank": SEVERAL_ENGINES,
+    "data_parallel_start_rank": SEVERAL_ENGINES,
+    "data_parallel_address": SEVERAL_ENGINES,
+    "data_parallel_rpc_port": SEVERAL_ENGINES,
+    "data_parallel_backend": SEVERAL_ENGINES,
+    "data_parallel_hybrid_lb": SEVERAL_ENGINES,
+    "data_parallel_external_lb": SEVERAL_ENGINES,
+    "data_parallel_multi_port_external_lb": SEVERAL_ENGINES,
+    "prefill_context_parallel_size": "it takes devices that the run does not count; set tensor_parallel_size",
+    "enable_eplb": "experts that vLLM moves would have to be found again by each update of the weights",
+    "eplb_config": "experts that vLLM moves would have to be found again by each update of the weights",
     "distributed_executor_backend": "it follows from the parallel sizes",
     "nnodes": "it follows from the parallel sizes and cluster.gpus_per_node",
     "node_rank": "it follows from where the run places the engine",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
-from nemorl_dtensor.config import DTensorConfig
+from nemorl_dtensor.config import ContextMethod, DTensorConfig
 from nemorl_tensors import TokenBatch
 from nemorl_testing.batches import WeightedNLL
 from torch import Tensor
@@ -37,7 +37,7 @@ def resident_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def step(context: WorkerContext, model: str, tokens: int, context_parallel: int) -> Long:
+def step(context: WorkerContext, model: str, tokens: int, context_parallel: int, method: ContextMethod) -> Long:
     """One sequence of ``tokens`` fed ones. Ranks that do not share it have none, but the first."""
     context = replace(context, collective_timeout_s=PATIENCE_S)
     ids = torch.randint(8, 80, (tokens + 1,), generator=torch.Generator().manual_seed(5))
@@ -45,7 +45,7 @@ def step(context: WorkerContext, model: str, tokens: int, context_parallel: int)
     batch = TokenBatch.from_sequences(sequences, [[False] + [True] * tokens] * len(sequences))
     batch = batch.with_tokens(advantages=torch.ones(batch.num_tokens))
     policy = PolicyConfig(model_name=model, microbatch_tokens=tokens, optimizer={"lr": 1e-3})
-    config = DTensorConfig(layout="padded", context_parallel_size=context_parallel)
+    config = DTensorConfig(layout="padded", context_parallel_size=context_parallel, context_parallel_method=method)
     backend = config.build(policy, context, reference=False)
     before = resident_mib()
     start = time.perf_counter()

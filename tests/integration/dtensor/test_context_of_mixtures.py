@@ -30,6 +30,7 @@ IN_DOUBLE: dict[str, Any] = {"router": {"dtype": "float64"}}
 REPLAYED: dict[str, Any] = {"router": {"replay": True}}
 REPLAYED_BALANCED: dict[str, Any] = {"router": {"replay": True, "balance_loss": 0.5}}
 REPLAYED_BIASED: dict[str, Any] = {"router": {"replay": True, "bias_update_rate": 0.01}}
+RING: dict[str, Any] = {"context_parallel_method": "ring"}
 QWEN, MIXTRAL, DEEPSEEK = "qwen3_moe", "mixtral", "deepseek_v3"
 BIAS = "model.layers.1.mlp.gate.e_score_correction_bias"
 
@@ -45,6 +46,8 @@ WAYS = (
     Way("cp2 x ep2 host", 2, 2, model=QWEN, options={**EP2, **HOST}),
     Way("cp2 x ep2 mixtral in float64", 2, 2, model=MIXTRAL, options={**EP2, **IN_DOUBLE}),
     Way("cp2 x ep2 replayed, biased", 2, 2, "packed", DEEPSEEK, "routed", options={**EP2, **REPLAYED_BIASED}),
+    Way("ring2 balanced, recomputed", 2, 2, "padded", QWEN, "ragged", RECOMPUTED, {**RING, **BALANCED}),
+    Way("ring2 x ep2 replayed, biased", 2, 2, "packed", DEEPSEEK, "routed", options={**RING, **EP2, **REPLAYED_BIASED}),
     Way("dp2 x cp2 x ep2 balanced", 4, 2, model=QWEN, options={**EP2, **BALANCED}),
     Way("one -> dp2 x cp2 x ep2", 4, 2, "shared", QWEN, options=EP2, resumes="one"),
     *in_full(
@@ -55,6 +58,10 @@ WAYS = (
             Way("cp2", 2, 2, model=QWEN),
             Way("cp2 host", 2, 2, model=QWEN, options=HOST),
             Way("cp2 biased", 2, 2, model=DEEPSEEK, options=BIASED),
+            Way("ring2 biased", 2, 2, model=DEEPSEEK, options={**RING, **BIASED}),
+            Way("ring2 biased host", 2, 2, model=DEEPSEEK, options={**RING, **BIASED, **HOST}),
+            Way("ring2 replayed, shared", 2, 2, "shared", QWEN, "routed branching", options={**RING, **REPLAYED}),
+            Way("dp2 x ring2 x ep2 balanced", 4, 2, model=QWEN, options={**RING, **EP2, **BALANCED}),
             Way("cp2 biased host", 2, 2, model=DEEPSEEK, options={**BIASED, **HOST}),
             Way("cp2 x ep2 recomputed", 2, 2, "shared", DEEPSEEK, "branching", RECOMPUTED, EP2),
             Way("cp2 x ep2 lora", 2, 2, model=QWEN, policy=LORA, options={**EP2, **BALANCED}),

@@ -6,6 +6,8 @@ A rank with all of the sequence runs the same code beside one that has none. Mea
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import spawned
 from long_runs import PATIENCE_S, Long, step
@@ -22,16 +24,26 @@ SIZES = {
 """Nearly all that it keeps is of its MLP, nearly all that it computes is attention."""
 
 
-def steps(tokens: int, context_parallel: int) -> list[Long]:
-    found: list[Long] = run_ranks(step, 2, str(tiny_model(**SIZES)), tokens, context_parallel)
-    print(tokens, context_parallel, [(round(rank.taken_mib), round(rank.seconds)) for rank in found])  # pytest -rP
+@cache
+def steps(tokens: int, context_parallel: int, method: str = "auto") -> list[Long]:
+    found: list[Long] = run_ranks(step, 2, str(tiny_model(**SIZES)), tokens, context_parallel, method)
+    taken = [(round(rank.taken_mib), round(rank.seconds)) for rank in found]
+    print(tokens, context_parallel, method, taken)  # pytest -rP
     return found
 
 
-@pytest.mark.parametrize("tokens", [16_384, pytest.param(131_072, marks=pytest.mark.full)])
-def test_two_ranks_take_half_of_the_memory_each(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "method"),
+    [
+        (16_384, "ulysses"),
+        (16_384, "ring"),
+        pytest.param(131_072, "ulysses", marks=pytest.mark.full),
+        pytest.param(65_536, "ring", marks=pytest.mark.full),
+    ],
+)
+def test_two_ranks_take_half_of_the_memory_each(tokens: int, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spawned, "DEADLINE_S", PATIENCE_S)
-    shared, alone, half = steps(tokens, 2), steps(tokens, 1)[0], steps(tokens // 2, 1)[0]
+    shared, alone, half = steps(tokens, 2, method), steps(tokens, 1)[0], steps(tokens // 2, 1)[0]
     for rank in shared:
         assert gap(rank.logprobs, alone.logprobs) < 2e-5
         assert rank.loss == pytest.approx(alone.loss, rel=1e-6)

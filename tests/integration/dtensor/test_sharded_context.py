@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"num_attention_heads": 4, "num_key_value_heads": 2},
+    "three heads": {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3},
     "one key-value head": {"num_attention_heads": 4, "num_key_value_heads": 1},
     "three key-value heads": {"hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 3},
     "llama": {"architecture": "llama", "num_attention_heads": 4, "num_key_value_heads": 4},
@@ -35,20 +36,24 @@ ROPE = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta":
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mistral": ({"architecture": "mistral", "sliding_window": 6}, "sliding_window"),
     "gemma2": ({"architecture": "gemma2", "head_dim": 8}, "sliding_attention"),
-    "odd heads": ({"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}, "3 attention heads"),
     "bloom": ({"architecture": "bloom", "n_head": 4}, "eager"),
     "recurrences": ({"architecture": "recurrent_gemma", "attention_window_size": 64}, "off by"),
     "dynamic rope": ({}, "dynamic"),
 }
 LORA: dict[str, Any] = {"lora": {"rank": 3}}
+RECOMPUTED: dict[str, Any] = {"activation_checkpointing": True}
+WHOLE: dict[str, Any] = {"sequence_parallel": False}
 LOW: dict[str, Any] = {"precision": "bfloat16"}
 TP: dict[str, Any] = {"tensor_parallel_size": 2}
+RING: dict[str, Any] = {"context_parallel_method": "ring"}
+ULYSSES: dict[str, Any] = {"context_parallel_method": "ulysses"}
+SAVED = ("one", "cp2", "cp4", "dp2 x cp2", "ring3")
 
 WAYS = (
     Way("cp2", 2, 2, saves="cp2"),
     Way("cp2 packed", 2, 2, "packed"),
     Way("cp2 shared", 2, 2, "shared", batch="branching"),
-    Way("cp2 recomputed", 2, 2, policy={"activation_checkpointing": True}),
+    Way("cp2 recomputed", 2, 2, policy=RECOMPUTED),
     Way("cp2 lora", 2, 2, policy=LORA),
     Way("cp2 value", 2, 2, head="value"),
     Way("cp2 short", 2, 2, batch="short"),
@@ -64,8 +69,34 @@ WAYS = (
     Way("dp2 x cp2 value, packed", 4, 2, "packed", head="value"),
     Way("cp2 x tp2", 4, 2, policy=TP),
     Way("cp2 -> dp2 x cp2", 4, 2, resumes="cp2"),
+    # Heads that do not divide go round without being asked to: 4 on 3 ranks, 3 on 2, 6 on 4.
+    Way("ring2 three heads", 2, 2, model="three heads"),
+    Way("ring2 packed", 2, 2, "packed", options=RING),
+    Way("ring2 deepseek", 2, 2, model="deepseek", options=RING),
+    Way("ring2 mixtral, value", 2, 2, model="mixtral", head="value", options=RING),
+    Way("ring2 lora shared recomputed", 2, 2, "shared", "qwen2", "branching", {**LORA, **RECOMPUTED}, RING),
+    Way("ring3", 3, 3, saves="ring3"),
+    Way("ring3 packed", 3, 3, "packed"),
+    Way("ring3 shared", 3, 3, "shared", batch="branching"),
+    Way("ring3 short", 3, 3, batch="short"),
+    Way("cp2 -> ring3", 3, 3, resumes="cp2"),
+    Way("ring4 six heads", 4, 4, model="three key-value heads"),
+    Way("dp2 x ring2 shared", 4, 2, "shared", batch="branching", options=RING),
+    Way("ring2 x tp2", 4, 2, policy=TP, options=RING),
     *in_full(
         [
+            Way("ring2", 2, 2, options=RING),
+            Way("ring2 gpt2", 2, 2, model="gpt2", options=RING),
+            Way("ring2 value, packed", 2, 2, "packed", head="value", options=RING),
+            Way("ring3 recomputed", 3, 3, policy=RECOMPUTED),
+            Way("ring3 lora", 3, 3, policy=LORA),
+            Way("ring3 value", 3, 3, head="value"),
+            Way("ring3 one key-value head", 3, 3, model="one key-value head"),
+            Way("ring4 short", 4, 4, batch="short", options=RING),
+            Way("ring4 six heads, packed", 4, 4, "packed", model="three key-value heads"),
+            Way("ring4 six heads, shared", 4, 4, "shared", "three key-value heads", "branching"),
+            Way("ring2 x tp2, packed, whole sequences", 4, 2, "packed", policy=TP, options={**RING, **WHOLE}),
+            Way("replicas2 x ring2", 4, 2, options={**RING, "data_parallel_replicas": 2}),
             Way("cp2 one key-value head", 2, 2, model="one key-value head"),
             Way("cp2 llama", 2, 2, model="llama"),
             Way("cp2 qwen3", 2, 2, model="qwen3"),
@@ -76,16 +107,16 @@ WAYS = (
                 "shared",
                 "qwen2",
                 "branching",
-                {**LORA, "activation_checkpointing": True},
+                {**LORA, **RECOMPUTED},
             ),
             Way("cp4 packed", 4, 4, "packed"),
-            Way("cp2 x tp2, whole sequences", 4, 2, policy=TP, options={"sequence_parallel": False}),
+            Way("cp2 x tp2, whole sequences", 4, 2, policy=TP, options=WHOLE),
             Way("cp2 x tp2 lora shared", 4, 2, "shared", batch="branching", policy={**TP, **LORA}),
             Way("replicas2 x cp2", 4, 2, options={"data_parallel_replicas": 2}),
             Way("dp2 x cp2 shared", 4, 2, "shared", batch="branching"),
         ]
     ),
-    *(Way(f"{name} -> one", resumes=name) for name in ("cp2", "cp4", "dp2 x cp2")),
+    *(Way(f"{name} -> one", resumes=name) for name in SAVED[1:]),
 )
 """In an order in which a checkpoint exists before it is resumed from."""
 
@@ -103,13 +134,13 @@ class Runs:
 
     def __init__(self, folder: Path) -> None:
         self.folders = {name: str(tiny_model(**sizes)) for name, sizes in MODELS.items()}
-        self.folders |= {name: str(folder / name) for name in ("one", "cp2", "cp4", "dp2 x cp2")}
-        for name in ("one", "cp2", "cp4", "dp2 x cp2"):
+        self.folders |= {name: str(folder / name) for name in SAVED}
+        for name in SAVED:
             (folder / name).mkdir()
         first = replace(alone(WAYS[0]), saves="one")
         singles = {first.name: first, **{way.name: way for way in map(alone, WAYS) if way.name != first.name}}
         self._found: dict[str, list[Learnt]] = {}
-        for size in (1, 2, 4, 1):
+        for size in (1, 2, 3, 4, 1):
             ways = [way for way in (*singles.values(), *WAYS) if way.world_size == size and self._is_due(way)]
             calls = [(learn, (way, self.folders)) for way in ways]
             self._found |= dict(zip([way.name for way in ways], run_calls(calls, size), strict=True))
@@ -191,6 +222,13 @@ def test_models_whose_tokens_meet_elsewhere_are_refused_by_name(name: str) -> No
     policy = {"hf_config_overrides": ROPE} if name == "dynamic rope" else {}
     for text in run_ranks(refused, 2, Way(name, 2, 2, model=name, policy=policy), folders):
         assert fact in text, text
+
+
+def test_heads_that_do_not_divide_are_not_traded() -> None:
+    folders = {"three heads": str(tiny_model(**MODELS["three heads"]))}
+    way = Way("cp2 three heads", 2, 2, model="three heads", options=ULYSSES)
+    for text in run_ranks(refused, 2, way, folders):
+        assert "3 attention heads" in text, text
 
 
 def test_slices_become_whole_rows_of_some_heads_and_go_back() -> None:

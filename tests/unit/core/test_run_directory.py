@@ -57,7 +57,7 @@ MAY_CHANGE = {
     "": "cluster validation checkpoint loggers plugins max_steps max_epochs run_dir records",
     "policy.": "python tensor_parallel_size activation_checkpointing microbatch_tokens",
     "policy.backend.": "layout attn_implementation data_parallel_replicas sequence_parallel logprob_chunk_tokens "
-    "shelved_adapters_gib expert_parallel_size context_parallel_size offload",
+    "shelved_adapters_gib expert_parallel_size context_parallel_size context_parallel_method offload",
     "generation.": "python",
     "generation.backend.": "max_batch_rows kv_cache_tokens snapshots",
     "rollouts.": "adapters max_batches_per_step breaker environment_concurrency mismatch_warning mismatch_limit",

@@ -15,7 +15,8 @@ from nemorl.config import PolicyConfig
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
 from nemorl_dtensor import DTensorConfig
-from nemorl_dtensor.context_parallel import _plan
+from nemorl_dtensor.context_parallel import _tree
+from nemorl_dtensor.tree_attention import tree_plan
 from nemorl_rl.models.model_geometry import Geometry
 from nemorl_rl.planning.memory.models import HeldModel
 from nemorl_rl.planning.memory.parts import total
@@ -28,6 +29,9 @@ LLAMA = {
     **{"model_type": "llama", "hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 12},
     **{"num_key_value_heads": 4, "intermediate_size": 256, "vocab_size": 512, "tie_word_embeddings": False},
 }
+
+
+ULYSSES = {"context_parallel_method": "ulysses"}
 
 
 def batch(*lengths: int) -> TokenBatch:
@@ -57,13 +61,14 @@ def test_each_rank_scores_what_its_slice_predicts(packed: bool) -> None:
 
 
 def test_a_packed_row_is_planned_as_sequences_that_share_nothing() -> None:
-    plan = _plan(to_rows(batch(6, 3), packed=True, width_multiple=4), torch.float32)
-    assert plan is not None
+    tree = _tree(to_rows(batch(6, 3), packed=True, width_multiple=4))
+    assert tree is not None
+    plan = tree_plan(tree, torch.float32, torch.device("cpu"))
     assert all(bucket.mask is None and bucket.common_slots is None for bucket in plan.buckets)
     # Queries are the tokens themselves: 5, 2, and 1 that pads.
     assert sorted(plan.query_slots[plan.places].tolist()) == list(range(8))
     assert sum(int(bucket.real.sum()) for bucket in plan.buckets) == 8
-    assert _plan(to_rows(batch(6, 3), packed=False), torch.float32) is None
+    assert _tree(to_rows(batch(6, 3), packed=False)) is None
 
 
 def load(folder: Path, backend: dict[str, Any], policy: dict[str, Any], sizes: dict[str, Any]) -> None:
@@ -77,13 +82,13 @@ def load(folder: Path, backend: dict[str, Any], policy: dict[str, Any], sizes: d
     ("backend", "policy", "sizes", "path", "facts"),
     [
         (
-            {},
+            ULYSSES,
             {},
             {"num_attention_heads": 6, "num_key_value_heads": 2},
             "policy.backend.context_parallel_size",
             [6, 4, 3],
         ),
-        ({}, {"tensor_parallel_size": 2}, {}, "policy.backend.context_parallel_size", [6, 4]),
+        (ULYSSES, {"tensor_parallel_size": 2}, {}, "policy.backend.context_parallel_size", [6, 4]),
         ({"data_parallel_replicas": 4}, {}, {}, "policy.backend.context_parallel_size", [8, 4]),
         ({"context_parallel_size": 3}, {}, {}, "policy.tensor_parallel_size", [3, 8]),
         ({}, {}, {"model_type": "mistral", "sliding_window": 64}, "policy.backend.context_parallel_size", [64]),
@@ -107,6 +112,9 @@ def test_what_ranks_cannot_share_is_refused_when_the_config_loads(
 def test_sizes_that_divide_are_accepted(tmp_path: Path) -> None:
     load(tmp_path, {"context_parallel_size": 4, "data_parallel_replicas": 2}, {}, {})
     load(tmp_path, {"context_parallel_size": 2}, {"tensor_parallel_size": 2}, {})
+    # 12 heads on 2 * 4 ranks, and on 8: keys go round.
+    load(tmp_path, {"context_parallel_size": 4}, {"tensor_parallel_size": 2}, {})
+    load(tmp_path, {"context_parallel_size": 8}, {}, {})
     # A window that no layer has
     load(tmp_path, {"context_parallel_size": 2}, {}, {"sliding_window": 64, "use_sliding_window": False})
 
@@ -117,9 +125,10 @@ def test_ranks_that_share_sequences_get_the_same_data() -> None:
     assert config.data_shards(policy, 8) == (0, 0, 0, 0, 1, 1, 1, 1)
 
 
-def held(context: int, tokens: int, *, kv_heads: int = 4) -> HeldModel:
-    policy = PolicyConfig(backend=DTensorConfig(context_parallel_size=context), max_sequence_tokens=tokens)
-    geometry = Geometry.from_config({**LLAMA, "num_key_value_heads": kv_heads})
+def held(context: int, tokens: int, *, heads: int = 12, kv_heads: int = 4, method: str = "auto") -> HeldModel:
+    config = DTensorConfig(context_parallel_size=context, context_parallel_method=method)  # type: ignore[arg-type]
+    geometry = Geometry.from_config({**LLAMA, "num_attention_heads": heads, "num_key_value_heads": kv_heads})
+    policy = PolicyConfig(backend=config, max_sequence_tokens=tokens)
     return HeldModel("policy", policy, geometry, ranks=4, microbatch_tokens=tokens)
 
 
@@ -141,6 +150,15 @@ def test_a_plan_counts_key_value_heads_that_ranks_have_copies_of() -> None:
     assert kept[1] - kept[0] == pytest.approx(4096 * 2 * 4 * (96 + 2 * 8))
 
 
-def test_layouts_of_a_plan_divide_the_heads() -> None:
-    model = held(4, 1024)  # 12 heads: 4 ranks share rows of 3 heads each, and tensor parallel ranks would leave 6 for 4
-    assert [dict(layout)["tensor_parallel_size"] for layout in model.plan.layouts(model, 4)] == [1]
+def test_a_ring_keeps_what_one_process_keeps() -> None:
+    # Six heads on 4 ranks: keys and values travel, and the output is that of this rank's tokens.
+    whole, quarters = held(1, 4096, heads=6, kv_heads=1), held(4, 16384, heads=6, kv_heads=1)
+    kept = [total(each.moments.training["output head"]) for each in (whole, quarters)]
+    assert kept[1] == pytest.approx(kept[0])
+
+
+@pytest.mark.parametrize(("method", "sizes"), [("ulysses", [1]), ("auto", [1, 2]), ("ring", [1, 2])])
+def test_layouts_of_a_plan_divide_the_heads(method: str, sizes: list[int]) -> None:
+    # Of 6 heads two tensor-parallel ranks have 3 each, which two ranks that share rows cannot trade.
+    model = held(2, 1024, heads=6, kv_heads=2, method=method)
+    assert [dict(layout)["tensor_parallel_size"] for layout in model.plan.layouts(model, 4)] == sizes

@@ -22,12 +22,12 @@ from nemorl_dtensor.training import DTensorBackend
 from nemorl_tensors import TokenBatch
 from peft import PeftModel
 from recorded_messages import Raises
+from routed_mixtures import MIXTURES, ROUTED, SIZES, spread_out
 from torch import Tensor
 from torch.nn.functional import silu
 from transformers import AutoModelForCausalLM
 
 from .conftest import WeightedNll, plain_logprobs
-from .mixtures import MIXTURES, ROUTED, SIZES, spread_out
 
 GPT_OSS = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -72,6 +72,9 @@ GRID = [
     Case("llama", 4, rows=8, width=256, sizes={"hidden_size": 2048, "intermediate_size": 8192}),
     Case("llama", 16, tensor=2),
     Case("qwen3", 8, tensor=4, checkpointing=True),
+    Case("llama", 4, context=2),  # 8 heads are traded for tokens
+    Case("llama", 6, context=3, width=192),  # and on 3 ranks keys go round
+    Case("llama", 3, context=3, rows=1, width=6144),
 ]
 
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from nemorl.config.models import OptimizerConfig, PolicyConfig, ScheduleConfig
 from nemorl_dtensor import DTensorConfig, sharded_head
-from nemorl_dtensor.context_parallel import OwnPart, SharedRows, share_rows
+from nemorl_dtensor.context_parallel import OwnPart, share_rows
 from nemorl_dtensor.describing import DTensorPlan
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.optim import Optimizer
@@ -133,9 +133,10 @@ def _scoring(model: Any, ranks: Ranks | None, rows: Rows) -> Any:
 
     own = None
     if ranks.context is not None:
-        share_rows(model, ranks.context_parallel_size, tensor_parallel=ranks.tensor_parallel_size)
+        sharing = share_rows(model, ranks.context, tensor_parallel=ranks.tensor_parallel_size)
+        shared = sharing.shared(None, rows.input_ids.shape[1] * ranks.context.size(), model.dtype)
         part = replace(rows, position_ids=rows.input_ids)
-        own = OwnPart(part, SharedRows(ranks.context, None), rows.targets, rows.targets.numel())
+        own = OwnPart(part, shared, ranks.context, rows.targets, rows.targets.numel())
 
     def forward(_model: Any, read: Any) -> Any:
         states = sharded_head._states(scorer, rows, ranks, ranks.tensor_parallel_size, own)
@@ -162,7 +163,8 @@ def _ranks(case: Case) -> Iterator[Ranks | None]:
     DeviceMesh._concatenate = staticmethod(concatenated)  # type: ignore[method-assign]
     try:
         mesh = init_device_mesh("cpu", (1, case.ranks // case.tensor, case.tensor), mesh_dim_names=AXES)
-        yield Ranks(mesh, 0, dist.new_group([*range(case.context)]) if case.context > 1 else None)
+        context = dist.new_group([*range(case.context)]) if case.context > 1 else None
+        yield Ranks(mesh, 0, context=context)
     finally:
         DeviceMesh._concatenate = concatenate  # type: ignore[method-assign]
         dist.destroy_process_group()
