@@ -27,13 +27,15 @@ from nemorl_megatron.head import AnyHead
 from nemorl_megatron.packing import Packing
 
 if TYPE_CHECKING:
+    from nemorl_megatron.mtp import Ahead
     from nemorl_megatron.parallel import Parallel
 
 SLACKS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8)
 """Room in rows of one width beyond an equal share of the tokens, tried in this order: sequences are not cut."""
 
 LastStage = Callable[[Tensor, "Microbatch"], tuple[Tensor, Any]]
-"""(hidden states [S, R, H] of all tokens, what they are of) -> a loss to start the backward pass from, and a result"""
+"""(hidden states [S, R, H] of all tokens, those of MTP's depths after them, what they are of) -> a loss to start the
+backward pass from, and a result"""
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,11 @@ class Microbatch:
     """Of a row that holds many sequences."""
     visits: Tensor | None = None
     """That of ``routers``, where mixtures count."""
+    ahead: Ahead | None = None
+    """How MTP layers predict further tokens, where they do"""
 
     def predicting(self, states: Tensor) -> Tensor:
-        """[M, H] the states that predict the scored tokens, of [S, R, H]."""
+        """[M, H] the states that predict the scored tokens, of [S, R, H] or more after those."""
         width = self.rows.input_ids.shape[1]
         return states[self.rows.predictors % width, self.rows.predictors // width]
 
@@ -175,14 +179,19 @@ def run(
 
     def finish(part: Microbatch, states: Tensor) -> tuple[Tensor, Tensor, Any]:
         assert head is not None, "the last stage has the output head"
-        loss, result = on_last_stage(head.whole(states), part)
+        if part.ahead is None:
+            whole = head.whole(states)
+        else:  # each depth has the parts of all ranks by itself
+            whole = torch.cat([head.whole(depth) for depth in states.chunk(1 + part.ahead.config.num_layers)])
+        loss, result = on_last_stage(whole, part)
         # The number stands for tokens that megatron-core would divide by, and does not (`calculate_per_token_loss`).
         return loss, torch.zeros((), dtype=torch.int, device=loss.device), result
 
     def forward(source: Iterator[Microbatch], piece: torch.nn.Module) -> tuple[Tensor, Any]:
         part = next(source)
-        counted = {} if part.visits is None else {"visits": part.visits}
-        states = piece(part.rows.input_ids, part.rows.position_ids, part.packing, **counted)
+        told = {"visits": part.visits, "ahead": part.ahead}
+        told = {name: value for name, value in told.items() if value is not None}
+        states = piece(part.rows.input_ids, part.rows.position_ids, part.packing, **told)
         return states, lambda states: finish(part, states)
 
     # Parts of a stage are visited independently: each reads the microbatches by itself.

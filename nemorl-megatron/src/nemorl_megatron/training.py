@@ -47,6 +47,7 @@ from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.head import AnyHead, OutputHead, ValueOutput
 from nemorl_megatron.layout import choose
 from nemorl_megatron.model import freeze_routers, train_mode
+from nemorl_megatron.mtp import Ahead, mtp_parameters
 from nemorl_megatron.observing import observed
 from nemorl_megatron.optim import Learner
 from nemorl_megatron.parallel import Parallel, Sizes
@@ -79,8 +80,13 @@ class MegatronBackend(RankBackend[Learner]):
     ) -> None:
         super().__init__(policy, worker, reference=reference, head=head)
         self._config, self._seed = config, worker.seed
-        self._bridge, self._parallel = bridge_for(policy, head), Parallel.join(worker, Sizes.of(policy, config))
+        self._ahead = Ahead(config.mtp) if config.mtp is not None and head == "language_model" else None
+        self._bridge = bridge_for(policy, head, None if self._ahead is None else self._ahead.config)
+        self._parallel = Parallel.join(worker, Sizes.of(policy, config))
         self._pieces = self._build(worker.seed)
+        if self._ahead is not None and not self._ahead.trains:
+            for parameter in mtp_parameters(self._pieces):
+                parameter.requires_grad_(False)
         if config.freeze_moe_router:
             freeze_routers(self._pieces)
         self._routers = Routers(self._pieces, self._parallel, config.router)
@@ -92,7 +98,7 @@ class MegatronBackend(RankBackend[Learner]):
         # Adapters' dropout draws from the global generator, which checkpoints carry; on each rank for other tokens.
         torch.manual_seed(worker.seed + worker.rank)
         self._work = self._meter()
-        self._reference = self._build(worker.seed) if reference and policy.lora is None else None
+        self._reference = self._build(worker.seed, mtp=False) if reference and policy.lora is None else None
         for piece in self._reference or ():
             piece.requires_grad_(False)
         self._layout = choose(config.layout, self._pieces, self._parallel, self._bridge.vocabulary)
@@ -101,12 +107,13 @@ class MegatronBackend(RankBackend[Learner]):
         )
         self._residency.rest()
 
-    def _build(self, seed: int) -> list[GPTModel]:
+    def _build(self, seed: int, *, mtp: bool = True) -> list[GPTModel]:
         pieces = self._bridge.build(
             self._parallel,
             dtype=DTYPES[self._policy.precision],
             attention=self._config.attention,
             activation_checkpointing=self._policy.activation_checkpointing,
+            mtp=mtp,
             calculate_per_token_loss=True,  # which is to say: gradients are sums
             **self._router_fields(),
         )
@@ -132,7 +139,9 @@ class MegatronBackend(RankBackend[Learner]):
         stored = (
             partial(self._bridge.stored, self._pieces, self._parallel, self._seed) if self._adapters is None else None
         )
-        return Learner(self._pieces, self._policy, stored, distributed=self._config.distributed_optimizer)
+        apart = self._ahead is not None and self._ahead.trains and self._ahead.is_apart
+        mtp = mtp_parameters(self._pieces) if apart else None
+        return Learner(self._pieces, self._policy, stored, distributed=self._config.distributed_optimizer, mtp=mtp)
 
     def _forward_backward(self, batch: TokenBatch, loss: Loss, into: Tensor | None) -> Metrics:
         candidates = "candidate_ids" in loss.requires
@@ -140,10 +149,11 @@ class MegatronBackend(RankBackend[Learner]):
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks when there is an update.
         trained, measured = batch, batch.select([])
-        if not self._routers.are_balanced:
+        if not self._routers.are_balanced and (self._ahead is None or not self._ahead.trains):
             trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
         self._routers.begin(int(fed_lengths(batch).sum()), len(batch))
         parts = self._counted(self._microbatches(trained, candidates=candidates))
+        parts = [replace(part, ahead=self._ahead) for part in parts]
         sharing = self._layout.metrics(part.rows for part in parts)
         self._count(parts, backward=True)
         train_mode(self._pieces, True)
@@ -166,7 +176,8 @@ class MegatronBackend(RankBackend[Learner]):
         with self._room_for_states():
             result = learner.step(adam, trained=trained)
         self._has_gradient = False
-        return replace(result, metrics=self._routers.updated(moves=trained and not result.skipped))
+        of_routers = self._routers.updated(moves=trained and not result.skipped)
+        return replace(result, metrics={**result.metrics, **of_routers})
 
     def _clear_gradients(self) -> None:
         super()._clear_gradients()
@@ -242,7 +253,8 @@ class MegatronBackend(RankBackend[Learner]):
         checkpoint.load(path, self._held(), learner, self._parallel)
 
     def save_pretrained(self, path: Path) -> None:
-        export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank, self._head)
+        buckets = export.with_copies(self.export_weights(), self._bridge.copies)
+        export.save_pretrained(path, self._policy, buckets, self._parallel.rank, self._head)
 
     def generator(self, options: MegatronGenerationConfig) -> MegatronGeneration:
         """A generator on this rank's pieces of the policy as they are at any time. All ranks make the same calls."""
@@ -290,7 +302,12 @@ class MegatronBackend(RankBackend[Learner]):
             if into is not None:
                 into[batch[PLACE]] = outputs.detach()
             value, metrics = evaluate(loss, outputs, batch)
-            return value, (metrics, value.detach().double().cpu())
+            found = value.detach().double().cpu()
+            if part.ahead is not None:
+                assert isinstance(head, OutputHead), "MTP is a language model's"
+                added, of_mtp = part.ahead.loss(head, states, part, outputs if outputs.ndim == 1 else None)
+                value, metrics = value + added, {**metrics, **of_mtp}
+            return value, (metrics, found)
 
         return of
 

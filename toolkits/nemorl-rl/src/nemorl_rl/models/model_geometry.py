@@ -33,6 +33,9 @@ ALIASES = {
 }
 """Older names of keys."""
 
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Of the number of MTP layers: of DeepSeek-V3, GLM-4.5 and MiMo, and of Qwen3.5."""
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -70,6 +73,8 @@ class Geometry:
     window: int | None = None
     """Tokens that a sliding-window layer sees"""
     window_layers: int = 0
+    mtp_layers: int = 0
+    """Layers for multi-token prediction that the files have besides; ``layers`` and all sums are without them"""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Geometry:
@@ -124,6 +129,25 @@ class Geometry:
         return self.embedding_parameters + head + round(self.layers * self.layer_parameters)
 
     @property
+    def mtp_experts(self) -> int:
+        """Parameters of the experts of one MTP layer, which is a layer like the model's last one."""
+        return self.expert_parameters // self.mixture_layers if self.mixture_layers else 0
+
+    @property
+    def mtp_active(self) -> int:
+        """Matrix elements of one MTP layer that a token is multiplied with: a layer's, and the 2 D x D projection of
+        state and embedding (DeepSeek-V3, arXiv:2412.19437, eq. 21)."""
+        routed = self.experts_per_token * self.mlp_matrices * self.hidden * self.expert_ffn
+        mlp = self._common_of_mixture + routed if self.experts else self.mlp_matrices * self.hidden * self.ffn
+        return self.attention + mlp + 2 * self.hidden * self.hidden
+
+    @property
+    def mtp_common(self) -> int:
+        """Parameters of one MTP layer without its experts; it has no embedding and no output head of its own."""
+        mlp = self._common_of_mixture if self.experts else self.mlp_matrices * self.hidden * self.ffn
+        return self.attention + mlp + 2 * self.hidden * self.hidden + 3 * self.hidden + self.small // self.layers
+
+    @property
     def active_parameters(self) -> int:
         """Matrix elements of the layers that one token is multiplied with: of a mixture, its experts only."""
         dense = (self.layers - self.mixture_layers) * self.mlp_matrices * self.hidden * self.ffn
@@ -172,6 +196,18 @@ class Geometry:
         return self.experts * self.hidden + self.mlp_matrices * self.hidden * self.shared_ffn
 
 
+def mtp_layers(config: Mapping[str, Any]) -> int:
+    """Layers for multi-token prediction that a ``config.json`` says the files have.
+
+    >>> mtp_layers({"num_hidden_layers": 61, "num_nextn_predict_layers": 1})
+    1
+    """
+    nested = config.get("text_config")
+    inner = nested if isinstance(nested, Mapping) else {}
+    found = (part.get(key) for part in (config, inner) for key in MTP_KEYS)
+    return next((count for count in found if isinstance(count, int)), 0)
+
+
 def _read(config: Mapping[str, Any]) -> Geometry:
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
@@ -192,6 +228,7 @@ def _read(config: Mapping[str, Any]) -> Geometry:
         tied=kind in TIED_BY_DEFAULT if tied is None else bool(tied),
         mlp_matrices=2 if is_plain else 3,
         small=_small(config, kind, hidden, layers, heads * head_dim, kv_heads * head_dim, head_dim),
+        mtp_layers=mtp_layers(config),
         **_mixture(config, kind, layers),
         **_windows(config, kind, layers),
         **{**shape, **attention},

@@ -1,0 +1,197 @@
+"""Multi-token prediction (MTP): layers after the model's own, each of which predicts one token further ahead.
+
+# S = tokens of a row, R = rows, H = hidden size, M = scored tokens, D = depths
+
+DeepSeek-V3 (arXiv:2412.19437, section 2.2). At depth k, of the state of token i at depth k - 1 and the embedding of
+token i + k (eq. 21, 22)
+
+    h_i^k = TRM_k(M_k [RMSNorm(h_i^{k-1}); RMSNorm(Emb(t_{i+k}))])
+
+and the model's output head predicts token i + k + 1 of it (eq. 23). The states of depth 0 are the model's, after its
+last norm; those of a later depth go on without the norm before the head, as engines draft with them.
+
+Modules and their names are megatron-core's. Its loss is not used: that is of every token of the logits, within the
+model's forward pass. Here it is of the trained tokens, by the output head of ``head``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import tensor_parallel
+from megatron.core.tensor_parallel import ColumnParallelLinear
+from megatron.core.transformer.multi_token_prediction import (
+    MultiTokenPredictionBlockSubmodules,
+    MultiTokenPredictionLayer,
+    MultiTokenPredictionLayerSubmodules,
+)
+from megatron.core.transformer.spec_utils import ModuleSpec
+from nemorl.metrics import Mean, Metrics
+from torch import Tensor
+
+from nemorl_megatron.layers import Norm, layer_spec
+
+if TYPE_CHECKING:
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from nemorl_megatron.config import AttentionName
+    from nemorl_megatron.head import OutputHead
+    from nemorl_megatron.mtp_config import MtpConfig
+    from nemorl_megatron.pipeline import Microbatch
+    from nemorl_megatron.settings import Settings
+
+
+class MtpLayer(MultiTokenPredictionLayer):  # type: ignore[misc]
+    """One depth: a projection of state and embedding, and a transformer layer."""
+
+    def forward(self, states: Tensor, embedded: Tensor, given: Mapping[str, Any]) -> Tensor:
+        """States of this depth, before the norm of the head.
+
+        Args:
+            states: [S, R, H] of the depth before; [S / tensor, R, H] with sequence parallelism.
+            embedded: The same of the tokens.
+            given: What the transformer layer is told of the rows.
+        """
+        computed = partial(self._computed, given)
+        if self.config.recompute_granularity == "full" and self.training and torch.is_grad_enabled():
+            return tensor_parallel.checkpoint(computed, False, states, embedded)  # type: ignore[no-any-return]
+        return computed(states, embedded)
+
+    def _computed(self, given: Mapping[str, Any], states: Tensor, embedded: Tensor) -> Tensor:
+        joined = self._concat_embeddings(states, embedded)
+        found: Tensor = self.transformer_layer(joined, attention_mask=None, **given)[0]
+        return found
+
+
+def mtp_block_spec(
+    settings: Settings, attention: AttentionName, config: TransformerConfig
+) -> MultiTokenPredictionBlockSubmodules:
+    """The MTP layers of the last pipeline stage."""
+    layers = range(settings.layers, settings.layers + settings.mtp_layers)
+    return MultiTokenPredictionBlockSubmodules(
+        layer_specs=[
+            ModuleSpec(
+                module=MtpLayer,
+                submodules=MultiTokenPredictionLayerSubmodules(
+                    enorm=Norm,
+                    hnorm=Norm,
+                    eh_proj=ColumnParallelLinear,
+                    transformer_layer=layer_spec(settings, layer, attention, config),
+                    layer_norm=Norm,
+                ),
+            )
+            for layer in layers
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """How MTP layers predict in a training pass, and what is made of it."""
+
+    config: MtpConfig
+
+    @property
+    def trains(self) -> bool:
+        """MTP layers learn; else they are measured."""
+        return self.config.loss_scaling_factor > 0
+
+    @property
+    def is_apart(self) -> bool:
+        """The rest of the model learns nothing of the loss."""
+        return self.config.detach_heads or not self.trains
+
+    def states(
+        self, model: GPTModel, states: Tensor, token_ids: Tensor, given: Mapping[str, Any], visits: Tensor | None
+    ) -> list[Tensor]:
+        """[S, R, H] of each depth, after the norm of the head, of the last stage.
+
+        Token i + k of the last k tokens of a sequence is another's or none: their states predict nothing that is
+        scored, and no other token of the sequence attends to them.
+
+        Args:
+            model: The last stage.
+            states: Of the model, after its last norm.
+            token_ids: [R, S]
+            given: What layers are told of the rows.
+            visits: That of ``routers``.
+        """
+        if self.is_apart:
+            # A leaf of its own: recomputed layers ask that some input has a gradient.
+            states = states.detach().requires_grad_(self.trains and torch.is_grad_enabled())
+        given = {**given, "padding_mask": visits if self.trains else None}
+        found: list[Tensor] = []
+        with torch.set_grad_enabled(self.trains and torch.is_grad_enabled()):
+            for depth in range(self.config.num_layers):
+                token_ids = token_ids.roll(-1, dims=1)
+                embedded = model.embedding(input_ids=token_ids, position_ids=None)
+                layer = model.mtp.layers[depth % self.config.stored_layers]
+                states = layer(states, embedded.detach() if self.is_apart else embedded, given)
+                found.append(layer.final_layernorm(states))
+        return found
+
+    def loss(
+        self, head: OutputHead, states: Tensor, part: Microbatch, logprobs: Tensor | None
+    ) -> tuple[Tensor, Metrics]:
+        """What is added to the loss of a microbatch, and its metrics.
+
+            factor / D * sum_k sum_t w_t * -log P_t^k[token t]            (eq. 24, 25)
+
+        Differs from the paper: the mean is over trained tokens, weighed as the policy's loss weighs them, and
+        probabilities are those of ``softmax(logits / temperature)``, from which the sampler draws.
+
+        Args:
+            head: Of the model.
+            states: [(1 + D) S, R, H] as the last stage gives them, of whole sequences.
+            part: The microbatch.
+            logprobs: [N] of the policy, where the loss is given those.
+        """
+        batch = part.batch
+        # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
+        value = (states.sum() * 0.0 if self.trains else states.new_zeros(())).float()
+        nats, accepted, count = (torch.zeros((), dtype=torch.float64, device=states.device) for _ in range(3))
+        with torch.set_grad_enabled(self.trains and torch.is_grad_enabled()):
+            for depth in range(1, self.config.num_layers + 1):
+                found, targets = predicting(part, states, depth)
+                if not targets.numel():
+                    continue
+                scores = head.score(found, batch.token_ids[targets], batch.temperature, detached=self.is_apart)
+                value = value - (scores * batch.loss_weights[targets]).sum()
+                trained, known = batch.mask[targets], scores.detach()
+                nats -= known[trained].double().sum()
+                count += trained.sum()
+                if logprobs is not None:
+                    accepted += (known - logprobs.detach()[targets]).exp().clamp(max=1.0)[trained].double().sum()
+        metrics = {"mtp_loss": Mean(float(nats), float(count))}
+        if logprobs is not None:
+            metrics["mtp_acceptance"] = Mean(float(accepted), float(count))
+        return value * (self.config.loss_scaling_factor / self.config.num_layers), metrics
+
+
+def predicting(part: Microbatch, states: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """[M', H] the states of a depth that predict scored tokens, and these: those with so many tokens before.
+
+    Args:
+        part: The microbatch.
+        states: [(1 + D) S, R, H]
+        depth: From 1.
+
+    Returns:
+        The states, and [M'] indices into the microbatch's [N] tokens.
+    """
+    rows = part.rows
+    width = rows.input_ids.shape[1]
+    columns, above = rows.predictors % width, rows.predictors // width
+    places = columns if rows.position_ids is None else rows.position_ids.flatten()[rows.predictors]
+    has_before = places >= depth
+    return states[depth * width + columns[has_before] - depth, above[has_before]], rows.targets[has_before]
+
+
+def mtp_parameters(pieces: Sequence[GPTModel]) -> list[torch.nn.Parameter]:
+    """Of the MTP layers on this rank."""
+    return [found for piece in pieces if piece.mtp_process for found in piece.mtp.parameters()]
