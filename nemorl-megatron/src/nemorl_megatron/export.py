@@ -58,7 +58,7 @@ def with_copies(
 ) -> Iterator[Mapping[str, Tensor]]:
     """The same, each tensor also under the further names that files hold it by."""
     for bucket in buckets:
-        yield {**bucket, **{copy: tensor for name, tensor in bucket.items() for copy in copies(name)}}
+        yield {**bucket, **{copy: tensor.clone() for name, tensor in bucket.items() for copy in copies(name)}}
 
 
 def save_adapters(path: Path, policy: TrainingOptions, tensors: Mapping[str, Tensor]) -> None:
