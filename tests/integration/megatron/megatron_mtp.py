@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,37 +12,18 @@ from typing import Any
 
 import torch
 from megatron_runs import Spread
+from mtp_models import BIAS, ByHand, StepByHand
 from nemorl.config import PolicyConfig
 from nemorl.metrics import Metrics
 from nemorl.resources.worker import WorkerContext
 from nemorl_megatron.bridge.exchange import Exchange, global_names
 from nemorl_megatron.bridge.own import OwnBridge
 from nemorl_megatron.training import MegatronBackend
-from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_sft.loss import NLLLoss
-from nemorl_tensors import TokenBatch
 from nemorl_testing.batches import ragged_batch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 FACTOR, TEMPERATURE = 0.3, 0.9
-NEW = ("enorm.weight", "hnorm.weight", "eh_proj.weight", "shared_head.norm.weight")
-COPIES = {"embed_tokens.weight": "model.embed_tokens.weight", "shared_head.head.weight": "lm_head.weight"}
-BIAS = "e_score_correction_bias"
-SIZES: dict[str, Any] = {
-    "architecture": "glm4_moe",
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "head_dim": 8,
-    "use_qk_norm": True,
-    "attention_bias": True,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "first_k_dense_replace": 1,
-    "tie_word_embeddings": False,
-}
 
 
 @dataclass(frozen=True)
@@ -59,7 +39,7 @@ class Case(Spread):
 
 @dataclass(frozen=True)
 class Found:
-    """Of one step; by hand, or on one rank."""
+    """Of one step on one rank."""
 
     metrics: dict[str, tuple[float, float]]
     """Total and weight of this rank's shard"""
@@ -69,138 +49,8 @@ class Found:
     """After the update; likewise"""
 
 
-def write_mtp_model(folder: Path, layers: int, depths: int) -> Path:
-    """A tiny GLM-4.5 with MTP layers: one of so many layers more, of which the last are these."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    write_tiny_model(folder, **SIZES, num_hidden_layers=layers + depths)
-    torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).float()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(4) if parameter.ndim > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
-        for name, buffer in model.named_buffers():
-            if name.endswith(BIAS):
-                buffer.copy_(0.1 * torch.randn_like(buffer))
-    model.save_pretrained(folder)
-    tensors, hidden = load_file(folder / "model.safetensors"), SIZES["hidden_size"]
-    for depth in range(depths):
-        prefix = f"model.layers.{layers + depth}."
-        for name in NEW:
-            norm = 1 + 0.1 * torch.randn(hidden)
-            tensors[prefix + name] = 0.2 * torch.randn(hidden, 2 * hidden) if "proj" in name else norm
-        tensors |= {prefix + copy: tensors[name].clone() for copy, name in COPIES.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    stored = json.loads((folder / "config.json").read_text())
-    stored |= {"num_hidden_layers": layers, "num_nextn_predict_layers": depths}
-    (folder / "config.json").write_text(json.dumps(stored))
-    return folder
-
-
-class ByHand:
-    """Eq. 21 to 25 of DeepSeek-V3 (arXiv:2412.19437), sequence by sequence."""
-
-    def __init__(self, folder: Path) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        config = AutoConfig.from_pretrained(folder)
-        self.layers, self.stored = config.num_hidden_layers, config.num_nextn_predict_layers
-        self.eps = config.rms_norm_eps
-        config.num_hidden_layers += self.stored  # transformers has no MTP: the layers inside are ones like the last
-        config._attn_implementation = "eager"
-        self.model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=torch.float32).eval()
-        tensors = load_file(folder / "model.safetensors")
-        self.own = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items() if name.endswith(NEW)}
-        self.own = {name: tensor for name, tensor in self.own.items() if "model.layers" in name}
-
-    def norm(self, states: Tensor, weight: Tensor) -> Tensor:
-        return weight * states / (states.square().mean(-1, keepdim=True) + self.eps).sqrt()
-
-    def states(self, ids: Tensor, depths: int, detach: bool) -> list[Tensor]:
-        """[T - k, H] of depth k = 0 ... D, before the output head and after the norms before it."""
-        decoder = self.model.model
-        length = len(ids)
-        places = torch.arange(length)[None]
-        hidden = decoder.embed_tokens(ids[None])
-        angles = decoder.rotary_emb(hidden, places)
-        causal = torch.full((length, length), float("-inf")).triu(1)[None, None]
-        for layer in decoder.layers[: self.layers]:
-            hidden = layer(hidden, attention_mask=causal, position_ids=places, position_embeddings=angles)
-        found = [decoder.norm(hidden)[0]]
-        state = found[0].detach() if detach else found[0]
-        for depth in range(1, depths + 1):
-            index = self.layers + (depth - 1) % self.stored
-            own = {name: self.own[f"model.layers.{index}.{name}"] for name in NEW}
-            count = length - depth
-            if count <= 0:
-                break
-            embedded = decoder.embed_tokens(ids[depth:])
-            embedded = embedded.detach() if detach else embedded
-            joined = torch.cat(
-                [self.norm(embedded, own["enorm.weight"]), self.norm(state[:count], own["hnorm.weight"])], -1
-            )
-            state = decoder.layers[index](
-                (joined @ own["eh_proj.weight"].T)[None],
-                attention_mask=causal[:, :, :count, :count],
-                position_ids=places[:, :count],
-                position_embeddings=tuple(part[:, :count] for part in angles),
-            )[0]
-            found.append(self.norm(state, own["shared_head.norm.weight"]))
-        return found
-
-    def step(self, batch: TokenBatch, depths: int, *, detach: bool, factor: float = FACTOR) -> Found:
-        head = self.model.lm_head.weight
-        policy, ahead = torch.zeros(()), torch.zeros(())
-        nats = accepted = 0.0
-        count = start = 0
-        for length in batch.lengths.tolist():
-            ids, mask, weights = (
-                of[start : start + length] for of in (batch.token_ids, batch.mask, batch.loss_weights)
-            )
-            start += length
-            scored = [place for place in range(1, length) if mask[place]]
-            if not scored:
-                continue
-            found = self.states(ids[: scored[-1]], depths, detach)
-            said = [
-                torch.log_softmax(states @ (head.detach() if detach and depth else head).T / batch.temperature, -1)
-                for depth, states in enumerate(found)
-            ]
-            for place in scored:
-                policy = policy - weights[place] * said[0][place - 1, ids[place]]
-                for depth in range(1, depths + 1):
-                    before = place - 1 - depth  # the token whose state of this depth predicts ``place``
-                    if before < 0:
-                        continue
-                    logprob = said[depth][before, ids[place]]
-                    ahead = ahead - weights[place] * logprob
-                    nats -= float(logprob.detach())
-                    accepted += min(1.0, float((logprob - said[0][place - 1, ids[place]]).detach().exp()))
-                    count += 1
-        (policy + factor / depths * ahead).backward()  # eq. 25
-        gradients = self._gradients()
-        metrics = {
-            "loss": (float(policy.detach()), 1.0),
-            "mtp_loss": (nats, count),
-            "mtp_acceptance": (accepted, count),
-        }
-        return Found(metrics, gradients, {})
-
-    def _gradients(self) -> dict[str, Tensor]:
-        """By stored name."""
-        with torch.no_grad():
-            for parameter in self.model.parameters():
-                parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-        folder = Path(self.model.config.name_or_path) / "gradients"
-        self.model.save_pretrained(folder)
-        found = load_file(folder / "model.safetensors")
-        return found | {
-            name: torch.zeros_like(tensor) if tensor.grad is None else tensor.grad for name, tensor in self.own.items()
-        }
-
-
-def by_hand(folder: Path, depths: int, *, detach: bool) -> Found:
-    return ByHand(folder).step(ragged_batch(temperature=TEMPERATURE), depths, detach=detach)
+def by_hand(folder: Path, depths: int, *, detach: bool) -> StepByHand:
+    return ByHand(folder).step(ragged_batch(temperature=TEMPERATURE), depths, detach=detach, factor=FACTOR)
 
 
 def step(context: WorkerContext, case: Case) -> Found:

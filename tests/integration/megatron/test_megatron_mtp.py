@@ -14,7 +14,8 @@ import torch
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
 from layouts import EP, PADDED, PP, RECOMPUTED, TP
-from megatron_mtp import COPIES, FACTOR, Case, Found, by_hand, step, write_mtp_model
+from megatron_mtp import FACTOR, Case, Found, by_hand, step
+from mtp_models import COPIES, StepByHand, write_mtp_model
 from safetensors.torch import load_file
 from spread_cases import run_spread
 
@@ -60,7 +61,7 @@ class Steps:
         self.folder = folder
         for name, depths in DEPTHS.items():
             write_mtp_model(folder / name, 2, depths)
-        self.expected: dict[tuple[str, int, bool], Found] = {
+        self.expected: dict[tuple[str, int, bool], StepByHand] = {
             key: by_hand(folder / key[0], key[1], detach=key[2]) for key in sorted({_key(case) for case in CASES})
         }
         self.ranks: dict[str, list[Found]] = {}
