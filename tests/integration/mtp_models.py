@@ -45,11 +45,11 @@ class StepByHand:
     """By stored name"""
 
 
-def write_mtp_model(folder: Path, layers: int, depths: int, *, seed: int = 7, gain: float = 4) -> Path:
+def write_mtp_model(folder: Path, layers: int, depths: int, *, seed: int = 7, gain: float = 4, **sizes: int) -> Path:
     """A tiny GLM-4.5 with MTP layers: one of so many layers more, of which the last are these."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    write_tiny_model(folder, **SIZES, num_hidden_layers=layers + depths)
+    write_tiny_model(folder, **{**SIZES, **sizes}, num_hidden_layers=layers + depths)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).float()
     with torch.no_grad():

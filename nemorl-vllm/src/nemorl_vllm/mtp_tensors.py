@@ -6,12 +6,11 @@ rest: with the policy's output head and embedding, which both share, it is of th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from nemorl_rl.models.model_geometry import is_mtp_tensor
 from torch import Tensor
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 SHARED = ("embed_tokens.weight", "shared_head.head.weight")
 """Tensors that files hold again for each MTP layer: the policy's embedding and output head."""
 
@@ -32,15 +31,9 @@ class MtpTensors:
         """The same buckets, of which those tensors are kept as they go by."""
         for bucket in buckets:
             for name, tensor in bucket.items():
-                if self.is_one(name):
+                if self._is_kept(name):
                     self.tensors[name] = tensor.detach().clone()  # memory of a bucket is the next one's
             yield bucket
 
-    def is_one(self, name: str) -> bool:
-        """Whether the tensor of this name is kept.
-
-        >>> MtpTensors(46).is_one("model.layers.46.eh_proj.weight"), MtpTensors(46).is_one("model.layers.4.mlp.x")
-        (True, False)
-        """
-        found = _LAYER.search(name)
-        return found is not None and int(found[1]) >= self._layers and not name.endswith(SHARED)
+    def _is_kept(self, name: str) -> bool:
+        return is_mtp_tensor(name, self._layers) and not name.endswith(SHARED)

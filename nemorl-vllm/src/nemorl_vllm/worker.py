@@ -188,8 +188,8 @@ class WorkerExtension:
         elif not self.nemorl_told_of_mtp:
             self.nemorl_told_of_mtp = True
             logger.warning(
-                "the trainer sends no MTP layers: those that guess stay as they were stored, and fewer of their guesses "
-                "are accepted as the policy moves away (backend megatron trains them: policy.backend.mtp)"
+                "the trainer sends no MTP layers: those that guess stay as they were stored, and fewer of their "
+                "guesses are accepted as the policy moves away (backend megatron trains them: policy.backend.mtp)"
             )
 
     def _replace(self, start: Callable[[], None], buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:

@@ -294,8 +294,8 @@ def test_a_gpu_without_fp8_units_is_named(monkeypatch: pytest.MonkeyPatch, raise
 
 def test_guesses_come_from_what_stood_before_unless_told_otherwise(raises: Raises) -> None:
     assert config.VLLMConfig(speculative={"num_speculative_tokens": 2}).speculative.method == "ngram"
-    with raises(ValidationError, "mtp", path="speculative.method"):
-        config.VLLMConfig(speculative={"method": "mtp"})
+    with raises(ValidationError, "medusa", path="speculative.method"):
+        config.VLLMConfig(speculative={"method": "medusa"})
     with raises(ValidationError, path="speculative.prompt_lookup_min"):
         config.VLLMConfig(speculative={"prompt_lookup_min": 5})
     with raises(ValidationError, path="speculative"):

@@ -8,6 +8,7 @@ are found is in ``model_files``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,8 @@ ALIASES = {
 
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 """Of the number of MTP layers: of DeepSeek-V3, GLM-4.5 and MiMo, and of Qwen3.5."""
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -206,6 +209,16 @@ def mtp_layers(config: Mapping[str, Any]) -> int:
     inner = nested if isinstance(nested, Mapping) else {}
     found = (part.get(key) for part in (config, inner) for key in MTP_KEYS)
     return next((count for count in found if isinstance(count, int)), 0)
+
+
+def is_mtp_tensor(name: str, layers: int) -> bool:
+    """Whether the tensor of this stored name is of an MTP layer: files count those after the model's own ``layers``.
+
+    >>> is_mtp_tensor("model.layers.46.eh_proj.weight", 46), is_mtp_tensor("model.layers.4.mlp.gate.weight", 46)
+    (True, False)
+    """
+    found = _LAYER.match(name)
+    return found is not None and int(found[1]) >= layers
 
 
 def _read(config: Mapping[str, Any]) -> Geometry:
