@@ -96,16 +96,6 @@ class Ahead:
 
     config: MtpConfig
 
-    @property
-    def trains(self) -> bool:
-        """MTP layers learn; else they are measured."""
-        return self.config.loss_scaling_factor > 0
-
-    @property
-    def is_apart(self) -> bool:
-        """The rest of the model learns nothing of the loss."""
-        return self.config.detach_heads or not self.trains
-
     def states(
         self, model: GPTModel, states: Tensor, token_ids: Tensor, given: Mapping[str, Any], visits: Tensor | None
     ) -> list[Tensor]:
@@ -121,17 +111,17 @@ class Ahead:
             given: What layers are told of the rows.
             visits: That of ``routers``.
         """
-        if self.is_apart:
+        if self.config.is_apart:
             # A leaf of its own: recomputed layers ask that some input has a gradient.
-            states = states.detach().requires_grad_(self.trains and torch.is_grad_enabled())
-        given = {**given, "padding_mask": visits if self.trains else None}
+            states = states.detach().requires_grad_(self.config.trains and torch.is_grad_enabled())
+        given = {**given, "padding_mask": visits if self.config.trains else None}
         found: list[Tensor] = []
-        with torch.set_grad_enabled(self.trains and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self.config.trains and torch.is_grad_enabled()):
             for depth in range(self.config.num_layers):
                 token_ids = token_ids.roll(-1, dims=1)
                 embedded = model.embedding(input_ids=token_ids, position_ids=None)
                 layer = model.mtp.layers[depth % self.config.stored_layers]
-                states = layer(states, embedded.detach() if self.is_apart else embedded, given)
+                states = layer(states, embedded.detach() if self.config.is_apart else embedded, given)
                 found.append(layer.final_layernorm(states))
         return found
 
@@ -153,14 +143,14 @@ class Ahead:
         """
         batch = part.batch
         # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
-        value = (states.sum() * 0.0 if self.trains else states.new_zeros(())).float()
+        value = (states.sum() * 0.0 if self.config.trains else states.new_zeros(())).float()
         nats, accepted, count = (torch.zeros((), dtype=torch.float64, device=states.device) for _ in range(3))
-        with torch.set_grad_enabled(self.trains and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(self.config.trains and torch.is_grad_enabled()):
             for depth in range(1, self.config.num_layers + 1):
                 found, targets = predicting(part, states, depth)
                 if not targets.numel():
                     continue
-                scores = head.score(found, batch.token_ids[targets], batch.temperature, detached=self.is_apart)
+                scores = head.score(found, batch.token_ids[targets], batch.temperature, detached=self.config.is_apart)
                 value = value - (scores * batch.loss_weights[targets]).sum()
                 trained, known = batch.mask[targets], scores.detach()
                 nats -= known[trained].double().sum()

@@ -74,6 +74,21 @@ class MtpConfig(Config):
         """MTP layers that the model has."""
         return 1 if self.use_repeated_layer else self.num_layers
 
+    @property
+    def trains(self) -> bool:
+        """MTP layers learn; else they are measured."""
+        return self.loss_scaling_factor > 0
+
+    @property
+    def is_apart(self) -> bool:
+        """The rest of the model learns nothing of their loss."""
+        return self.detach_heads or not self.trains
+
+    @property
+    def passes(self) -> int:
+        """Forward passes of one depth in a training step, backward passes counting as two."""
+        return self.num_layers * (3 if self.trains else 1)
+
 
 def mtp_problems(policy: PolicyConfig, config: MegatronConfig) -> Iterator[ConfigIssue]:
     """What MTP layers are not proven with, and models that have none."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.contracts import AdamStep, Head, Loss, WeightsName
 from nemorl.metrics import Metrics
-from nemorl_rl.planning.work import Model, WorkMeter
+from nemorl_rl.planning.work import Model, MtpWork, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
 from nemorl_tensors.engines.checkpoint_files import RankFiles
 from nemorl_tensors.engines.context_rows import added_up
@@ -84,7 +84,7 @@ class MegatronBackend(RankBackend[Learner]):
         self._bridge = bridge_for(policy, head, None if self._ahead is None else self._ahead.config)
         self._parallel = Parallel.join(worker, Sizes.of(policy, config))
         self._pieces = self._build(worker.seed)
-        if self._ahead is not None and not self._ahead.trains:
+        if config.mtp is not None and not config.mtp.trains:
             for parameter in mtp_parameters(self._pieces):
                 parameter.requires_grad_(False)
         if config.freeze_moe_router:
@@ -127,8 +127,10 @@ class MegatronBackend(RankBackend[Learner]):
 
     def _meter(self) -> WorkMeter:
         parallel = self._parallel
+        mtp = self._ahead.config if self._ahead is not None else None
+        ahead = None if mtp is None else MtpWork(mtp.num_layers, trains=mtp.trains, is_apart=mtp.is_apart)
         return WorkMeter.on(
-            Model.trained(read_model_config(self._policy).to_dict(), self._policy, self._head),
+            Model.trained(read_model_config(self._policy).to_dict(), self._policy, self._head, ahead),
             self._device,
             DTYPES[self._policy.precision],
             ranks_per_copy=parallel.world_size // parallel.data_parallel_size,
@@ -139,9 +141,9 @@ class MegatronBackend(RankBackend[Learner]):
         stored = (
             partial(self._bridge.stored, self._pieces, self._parallel, self._seed) if self._adapters is None else None
         )
-        apart = self._ahead is not None and self._ahead.trains and self._ahead.is_apart
-        mtp = mtp_parameters(self._pieces) if apart else None
-        return Learner(self._pieces, self._policy, stored, distributed=self._config.distributed_optimizer, mtp=mtp)
+        mtp = self._ahead.config if self._ahead is not None else None
+        apart = mtp_parameters(self._pieces) if mtp is not None and mtp.trains and mtp.is_apart else None
+        return Learner(self._pieces, self._policy, stored, distributed=self._config.distributed_optimizer, mtp=apart)
 
     def _forward_backward(self, batch: TokenBatch, loss: Loss, into: Tensor | None) -> Metrics:
         candidates = "candidate_ids" in loss.requires
@@ -149,7 +151,7 @@ class MegatronBackend(RankBackend[Learner]):
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks when there is an update.
         trained, measured = batch, batch.select([])
-        if not self._routers.are_balanced and (self._ahead is None or not self._ahead.trains):
+        if not self._routers.are_balanced and (self._ahead is None or not self._ahead.config.trains):
             trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
         self._routers.begin(int(fed_lengths(batch).sum()), len(batch))
         parts = self._counted(self._microbatches(trained, candidates=candidates))

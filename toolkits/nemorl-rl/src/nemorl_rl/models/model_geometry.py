@@ -144,6 +144,17 @@ class Geometry:
         mlp = self._common_of_mixture + routed if self.experts else self.mlp_matrices * self.hidden * self.ffn
         return self.attention + mlp + 2 * self.hidden * self.hidden
 
+    def mtp_flops(self, tokens: float, scored: float, pairs: float) -> tuple[float, float]:
+        """FLOPs of one forward pass of one depth of MTP: of its layer, and of the output head.
+
+        Args:
+            tokens: Through the layer.
+            scored: Positions whose logits are computed.
+            pairs: (query, key) pairs.
+        """
+        layer = 2.0 * self.mtp_active * tokens + 2.0 * self.heads * (self.head_dim + self.value_dim) * pairs
+        return layer, 2.0 * self.embedding_parameters * scored
+
     @property
     def mtp_common(self) -> int:
         """Parameters of one MTP layer without its experts; it has no embedding and no output head of its own."""
