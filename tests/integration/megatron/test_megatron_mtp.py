@@ -104,11 +104,15 @@ def test_losses_and_gradients_are_those_of_the_formulas(case: Case, steps: Steps
 
 
 @pytest.mark.parametrize("mtp", [ONE, REPEATED, {"loss_scaling_factor": 0}], ids=["one", "repeated", "measured"])
-@pytest.mark.parametrize("policy", [{}, RECOMPUTED], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [({}, PACKED), (RECOMPUTED, PADDED), ({}, PACKED | {"router": {"balance_loss": 0.1, "bias_update_rate": 0.01}})],
+    ids=["kept", "recomputed", "balanced"],
+)
 def test_the_policy_learns_as_without_mtp_to_the_last_bit(
-    mtp: dict[str, Any], policy: dict[str, Any], steps: Steps
+    mtp: dict[str, Any], policy: dict[str, Any], options: dict[str, Any], steps: Steps
 ) -> None:
-    case = Case("one", "one", policy=policy, options=PACKED)
+    case = Case("one", "one", policy=policy, options=options)
     without, found = steps.alone(case), steps.alone(case, mtp=mtp)
     assert without.metrics["loss"] == found.metrics["loss"]
     # Clipped at 0.05, each by its own norm.
