@@ -97,11 +97,11 @@ def _rank_parameters(model: HeldModel, config: MegatronConfig, *, is_first: bool
 def _mtp_parameters(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> tuple[float, float]:
     """(without experts, experts) of MTP layers on a rank of the stage, which is the last. A stage that is not the first
     holds the embedding for them."""
-    is_last = not is_first or config.pipeline_parallel_size == 1
-    if config.mtp is None or model.value_head or not is_last:
+    is_alone = config.pipeline_parallel_size == 1
+    if config.mtp is None or model.value_head or (is_first and not is_alone):
         return 0.0, 0.0
     g, layers = model.geometry, config.mtp.stored_layers
-    copy = 0 if is_first else g.embedding_parameters
+    copy = 0 if is_alone else g.embedding_parameters
     spread = config.expert_parallel_size * config.expert_tensor_parallel_size
     return (layers * g.mtp_common + copy) / model.tensor, layers * g.mtp_experts / spread
 

@@ -154,10 +154,10 @@ def test_the_parameters_of_an_mtp_layer_by_hand() -> None:
 
 
 def test_a_planner_counts_mtp_layers_and_what_trains_them() -> None:
-    def parts(**mtp: Any) -> dict[str, float]:
-        backend = MegatronConfig(mtp=MtpConfig(**mtp) if mtp else None)
+    def parts(stages: int = 1, **mtp: Any) -> dict[str, float]:
+        backend = MegatronConfig(mtp=MtpConfig(**mtp) if mtp else None, pipeline_parallel_size=stages)
         policy = PolicyConfig(precision="float32", backend=backend)
-        held = HeldModel("policy", policy, Geometry.from_config(SIZES), 1, microbatch_tokens=64)
+        held = HeldModel("policy", policy, Geometry.from_config(SIZES), stages, microbatch_tokens=64)
         return {part.name: part.size for part in memory(held, backend).lasting}
 
     geometry = Geometry.from_config(SIZES)
@@ -169,3 +169,5 @@ def test_a_planner_counts_mtp_layers_and_what_trains_them() -> None:
     assert trained["gradients"] - without["gradients"] == 4 * extra
     assert measured["moments"] == without["moments"]
     assert parts(num_layers=3, use_repeated_layer=True)["MTP weights"] == 4 * extra
+    # The last of two stages also holds the embedding, 50 * 8.
+    assert parts(2, num_layers=1)["MTP weights"] == 4 * (extra + 400)
