@@ -100,6 +100,14 @@ def test_losses_and_gradients_are_those_of_the_formulas(case: Case, steps: Steps
         right = expected.gradients[name]
         # The gradient of a key's bias is nothing but rounding: a softmax does not see it.
         assert float((gradient - right).norm()) < 2e-5 * float(right.norm()) + 1e-7, name
+    is_ahead = {name: name.startswith(("model.layers.2.", "model.layers.3.")) for name in gradients}
+    squares = {name: float(expected.gradients[name].double().square().sum()) for name in gradients}
+    ahead = sum(square for name, square in squares.items() if is_ahead[name])
+    others = sum(squares.values()) - ahead
+    is_apart = _key(case)[2]
+    assert ranks[0].metrics["grad_norm"][0] == pytest.approx((others if is_apart else others + ahead) ** 0.5, rel=1e-5)
+    if is_apart:
+        assert ranks[0].metrics["mtp_grad_norm"][0] == pytest.approx(ahead**0.5, rel=1e-5)
     assert any(".eh_proj." in name and float(gradients[name].norm()) > 1e-3 for name in gradients)
 
 
