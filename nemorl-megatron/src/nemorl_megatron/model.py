@@ -130,9 +130,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         if ahead is None or not self.mtp_process:
             return states
         angles = self.rotary_pos_emb(positions, self.config.params_dtype)
-        further = ahead.states(
-            self, states, token_ids, {"rotary_pos_emb": angles, "packed_seq_params": packing}, visits
-        )
+        further = ahead.states(self, states, {"rotary_pos_emb": angles, "packed_seq_params": packing}, visits)
         return torch.cat([states, *further])
 
     def _preprocess(

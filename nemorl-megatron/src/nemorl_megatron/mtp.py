@@ -16,12 +16,13 @@ model's forward pass. Here it is of the trained tokens, by the output head of ``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from megatron.core import tensor_parallel
 from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.transformer.multi_token_prediction import (
@@ -31,6 +32,8 @@ from megatron.core.transformer.multi_token_prediction import (
 )
 from megatron.core.transformer.spec_utils import ModuleSpec
 from nemorl.metrics import Mean, Metrics
+from nemorl_tensors import TokenBatch
+from nemorl_tensors.engines.rows import Rows
 from torch import Tensor
 
 from nemorl_megatron.layers import Norm, layer_spec
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
     from nemorl_megatron.config import AttentionName
     from nemorl_megatron.head import OutputHead
     from nemorl_megatron.mtp_config import MtpConfig
-    from nemorl_megatron.pipeline import Microbatch
+    from nemorl_megatron.parallel import Parallel
     from nemorl_megatron.settings import Settings
 
 
@@ -92,43 +95,45 @@ def mtp_block_spec(
 
 @dataclass(frozen=True)
 class Ahead:
-    """How MTP layers predict in a training pass, and what is made of it."""
+    """How MTP layers predict in a training pass over a microbatch, and what is made of it."""
 
     config: MtpConfig
+    rows: tuple[Rows, ...]
+    """[D] this rank's part of them, as :func:`shifted` gives them for each depth"""
 
-    def states(
-        self, model: GPTModel, states: Tensor, token_ids: Tensor, given: Mapping[str, Any], visits: Tensor | None
-    ) -> list[Tensor]:
+    @classmethod
+    def of(cls, config: MtpConfig, rows: Rows, part: Callable[[Rows], Rows]) -> Ahead:
+        """That of whole rows, of which this rank has a part."""
+        depths = range(1, config.num_layers + 1)
+        return cls(config, tuple(part(shifted(rows, depth)) for depth in depths))
+
+    def states(self, model: GPTModel, states: Tensor, given: Mapping[str, Any], visits: Tensor | None) -> list[Tensor]:
         """[S, R, H] of each depth, after the norm of the head, of the last stage.
-
-        Token i + k of the last k tokens of a sequence is another's or none: their states predict nothing that is
-        scored, and no other token of the sequence attends to them.
 
         Args:
             model: The last stage.
             states: Of the model, after its last norm.
-            token_ids: [R, S]
             given: What layers are told of the rows.
             visits: That of ``routers``.
         """
-        if self.config.is_apart:
+        config = self.config
+        if config.is_apart:
             # A leaf of its own: recomputed layers ask that some input has a gradient.
-            states = states.detach().requires_grad_(self.config.trains and torch.is_grad_enabled())
-        given = {**given, "padding_mask": visits if self.config.trains else None}
+            states = states.detach().requires_grad_(config.trains and torch.is_grad_enabled())
+        given = {**given, "padding_mask": visits if config.trains else None}
         found: list[Tensor] = []
-        with torch.set_grad_enabled(self.config.trains and torch.is_grad_enabled()):
-            for depth in range(self.config.num_layers):
-                token_ids = token_ids.roll(-1, dims=1)
-                embedded = model.embedding(input_ids=token_ids, position_ids=None)
-                layer = model.mtp.layers[depth % self.config.stored_layers]
-                states = layer(states, embedded.detach() if self.config.is_apart else embedded, given)
+        with torch.set_grad_enabled(config.trains and torch.is_grad_enabled()):
+            for depth, rows in enumerate(self.rows):
+                embedded = model.embedding(input_ids=rows.input_ids, position_ids=None)
+                layer = model.mtp.layers[depth % config.stored_layers]
+                states = layer(states, embedded.detach() if config.is_apart else embedded, given)
                 found.append(layer.final_layernorm(states))
         return found
 
     def loss(
-        self, head: OutputHead, states: Tensor, part: Microbatch, logprobs: Tensor | None
+        self, head: OutputHead, states: Tensor, batch: TokenBatch, logprobs: Tensor | None, parallel: Parallel
     ) -> tuple[Tensor, Metrics]:
-        """What is added to the loss of a microbatch, and its metrics.
+        """What is added to the loss of a microbatch, and its metrics. Collective where sequences are divided.
 
             factor / D * sum_k sum_t w_t * -log P_t^k[token t]            (eq. 24, 25)
 
@@ -137,49 +142,59 @@ class Ahead:
 
         Args:
             head: Of the model.
-            states: [(1 + D) S, R, H] as the last stage gives them, of whole sequences.
-            part: The microbatch.
+            states: [(1 + D) S, R, H] as the last stage gives them; of this rank's part of the rows.
+            batch: The microbatch.
             logprobs: [N] of the policy, where the loss is given those.
+            parallel: This rank's place.
+
+        Returns:
+            The part of this rank's tokens; metrics of all of the microbatch.
         """
-        batch = part.batch
+        config = self.config
         # Zero, and yet it leads back to all layers: every rank takes part in every backward pass.
-        value = (states.sum() * 0.0 if self.config.trains else states.new_zeros(())).float()
-        nats, accepted, count = (torch.zeros((), dtype=torch.float64, device=states.device) for _ in range(3))
-        with torch.set_grad_enabled(self.config.trains and torch.is_grad_enabled()):
-            for depth in range(1, self.config.num_layers + 1):
-                found, targets = predicting(part, states, depth)
+        value = (states.sum() * 0.0 if config.trains else states.new_zeros(())).float()
+        totals = torch.zeros(3, dtype=torch.float64, device=states.device)  # nats, accepted, tokens
+        with torch.set_grad_enabled(config.trains and torch.is_grad_enabled()):
+            for rows, of_depth in zip(self.rows, states.chunk(1 + len(self.rows))[1:], strict=True):
+                targets = rows.targets
                 if not targets.numel():
                     continue
-                scores = head.score(found, batch.token_ids[targets], batch.temperature, detached=self.config.is_apart)
+                width = rows.input_ids.shape[1]
+                found = of_depth[rows.predictors % width, rows.predictors // width]
+                scores = head.score(found, batch.token_ids[targets], batch.temperature, detached=config.is_apart)
                 value = value - (scores * batch.loss_weights[targets]).sum()
                 trained, known = batch.mask[targets], scores.detach()
-                nats -= known[trained].double().sum()
-                count += trained.sum()
+                totals[0] -= known[trained].double().sum()
+                totals[2] += trained.sum()
                 if logprobs is not None:
-                    accepted += (known - logprobs.detach()[targets]).exp().clamp(max=1.0)[trained].double().sum()
-        metrics = {"mtp_loss": Mean(float(nats), float(count))}
+                    shares = (known - logprobs.detach()[targets]).exp().clamp(max=1.0)
+                    totals[1] += shares[trained].double().sum()
+        if parallel.sizes.context > 1:
+            dist.all_reduce(totals, group=parallel.context_group)
+        nats, accepted, tokens = totals.tolist()
+        metrics = {"mtp_loss": Mean(nats, tokens)}
         if logprobs is not None:
-            metrics["mtp_acceptance"] = Mean(float(accepted), float(count))
-        return value * (self.config.loss_scaling_factor / self.config.num_layers), metrics
+            metrics["mtp_acceptance"] = Mean(accepted, tokens)
+        return value * (config.loss_scaling_factor / config.num_layers), metrics
 
 
-def predicting(part: Microbatch, states: Tensor, depth: int) -> tuple[Tensor, Tensor]:
-    """[M', H] the states of a depth that predict scored tokens, and these: those with so many tokens before.
+def shifted(rows: Rows, depth: int) -> Rows:
+    """Rows as a depth sees them: in place of each token the one ``depth`` further on; and the scored tokens that have
+    so many before the one that predicts them, predicted by the state that much earlier.
 
-    Args:
-        part: The microbatch.
-        states: [(1 + D) S, R, H]
-        depth: From 1.
-
-    Returns:
-        The states, and [M'] indices into the microbatch's [N] tokens.
+    In place of the last tokens of a sequence stand those of another, or the row's first. Their states predict nothing
+    that is scored, and no other token of the sequence attends to them.
     """
-    rows = part.rows
-    width = rows.input_ids.shape[1]
-    columns, above = rows.predictors % width, rows.predictors // width
+    columns = rows.predictors % max(1, rows.input_ids.shape[1])
     places = columns if rows.position_ids is None else rows.position_ids.flatten()[rows.predictors]
-    has_before = places >= depth
-    return states[depth * width + columns[has_before] - depth, above[has_before]], rows.targets[has_before]
+    reach = places >= depth
+    return replace(
+        rows,
+        input_ids=rows.input_ids.roll(-depth, dims=1),
+        predictors=rows.predictors[reach] - depth,
+        targets=rows.targets[reach],
+        target_ids=rows.target_ids[reach],
+    )
 
 
 def mtp_parameters(pieces: Sequence[GPTModel]) -> list[torch.nn.Parameter]:

@@ -95,12 +95,9 @@ def mtp_problems(policy: PolicyConfig, config: MegatronConfig) -> Iterator[Confi
     mtp = config.mtp
     if mtp is None:
         return
-    for size, why in (
-        ("context_parallel_size", "ranks that have parts of a sequence would exchange the tokens that follow them"),
-        ("virtual_pipeline_parallel_size", "stages in parts have not been seen to work with MTP layers"),
-    ):
-        if (getattr(config, size) or 1) > 1:
-            yield ConfigIssue(f"backend.{size}", f"{why}, and mtp is set", f"remove {size}, or mtp")
+    if config.virtual_pipeline_parallel_size is not None:
+        message = "stages in parts have not been seen to work with MTP layers, and mtp is set"
+        yield ConfigIssue("backend.virtual_pipeline_parallel_size", message, "remove it, or mtp")
     if config.layout == "shared":
         message = "a token that sequences share is followed by others in each of them, and mtp is set"
         yield ConfigIssue("backend.layout", message, "set it to auto, which packs sequences, or remove mtp")

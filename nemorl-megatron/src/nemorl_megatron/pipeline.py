@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,10 +25,11 @@ from torch.nn.functional import pad
 
 from nemorl_megatron.context import own_part
 from nemorl_megatron.head import AnyHead
+from nemorl_megatron.mtp import Ahead
 from nemorl_megatron.packing import Packing
 
 if TYPE_CHECKING:
-    from nemorl_megatron.mtp import Ahead
+    from nemorl_megatron.mtp_config import MtpConfig
     from nemorl_megatron.parallel import Parallel
 
 SLACKS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8)
@@ -67,6 +69,7 @@ def microbatches(
     *,
     dtype: torch.dtype = torch.float32,
     candidates: bool = False,
+    mtp: MtpConfig | None = None,
 ) -> Sequence[Microbatch]:
     """A batch cut into forward passes, on this rank's device. Collective where experts are divided.
 
@@ -77,6 +80,7 @@ def microbatches(
         layout: How sequences become rows.
         dtype: Of the computation.
         candidates: Score ``candidate_ids`` [N, K] in place of the tokens.
+        mtp: Have MTP layers predict further tokens.
     """
     sizes = parallel.sizes
     multiple = (sizes.tensor if sizes.sequence_parallel else 1) * (2 * sizes.context if sizes.context > 1 else 1)
@@ -101,9 +105,16 @@ def microbatches(
         width = max(multiple, *(found.input_ids.shape[1] for found in rows))
     rows = [_at_least(found, height, width) for found in rows]
     packings = [_packing(found, dtype) for found in rows]
-    if sizes.context > 1:
-        rows = [own_part(found, parallel.place.context, sizes.context) for found in rows]
-    return [Microbatch(*found) for found in zip(parts, rows, packings, strict=True)]
+    own = partial(_own, parallel)
+    ahead = [None if mtp is None else Ahead.of(mtp, found, own) for found in rows]
+    made = zip(parts, map(own, rows), packings, ahead, strict=True)
+    return [Microbatch(part, found, packing, ahead=further) for part, found, packing, further in made]
+
+
+def _own(parallel: Parallel, rows: Rows) -> Rows:
+    """This rank's part of rows."""
+    sizes = parallel.sizes
+    return own_part(rows, parallel.place.context, sizes.context) if sizes.context > 1 else rows
 
 
 def _packing(rows: Rows, dtype: torch.dtype) -> Packing | None:
@@ -182,7 +193,7 @@ def run(
         if part.ahead is None:
             whole = head.whole(states)
         else:  # each depth has the parts of all ranks by itself
-            whole = torch.cat([head.whole(depth) for depth in states.chunk(1 + part.ahead.config.num_layers)])
+            whole = torch.cat([head.whole(depth) for depth in states.chunk(1 + len(part.ahead.rows))])
         loss, result = on_last_stage(whole, part)
         # The number stands for tokens that megatron-core would divide by, and does not (`calculate_per_token_loss`).
         return loss, torch.zeros((), dtype=torch.int, device=loss.device), result

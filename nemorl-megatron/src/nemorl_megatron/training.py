@@ -47,7 +47,7 @@ from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.head import AnyHead, OutputHead, ValueOutput
 from nemorl_megatron.layout import choose
 from nemorl_megatron.model import freeze_routers, train_mode
-from nemorl_megatron.mtp import Ahead, mtp_parameters
+from nemorl_megatron.mtp import mtp_parameters
 from nemorl_megatron.observing import observed
 from nemorl_megatron.optim import Learner
 from nemorl_megatron.parallel import Parallel, Sizes
@@ -80,8 +80,8 @@ class MegatronBackend(RankBackend[Learner]):
     ) -> None:
         super().__init__(policy, worker, reference=reference, head=head)
         self._config, self._seed = config, worker.seed
-        self._ahead = Ahead(config.mtp) if config.mtp is not None and head == "language_model" else None
-        self._bridge = bridge_for(policy, head, None if self._ahead is None else self._ahead.config)
+        self._mtp = config.mtp if head == "language_model" else None
+        self._bridge = bridge_for(policy, head, self._mtp)
         self._parallel = Parallel.join(worker, Sizes.of(policy, config))
         self._pieces = self._build(worker.seed)
         if config.mtp is not None and not config.mtp.trains:
@@ -127,7 +127,7 @@ class MegatronBackend(RankBackend[Learner]):
 
     def _meter(self) -> WorkMeter:
         parallel = self._parallel
-        mtp = self._ahead.config if self._ahead is not None else None
+        mtp = self._mtp
         ahead = None if mtp is None else MtpWork(mtp.num_layers, trains=mtp.trains, is_apart=mtp.is_apart)
         return WorkMeter.on(
             Model.trained(read_model_config(self._policy).to_dict(), self._policy, self._head, ahead),
@@ -141,7 +141,7 @@ class MegatronBackend(RankBackend[Learner]):
         stored = (
             partial(self._bridge.stored, self._pieces, self._parallel, self._seed) if self._adapters is None else None
         )
-        mtp = self._ahead.config if self._ahead is not None else None
+        mtp = self._mtp
         apart = mtp_parameters(self._pieces) if mtp is not None and mtp.trains and mtp.is_apart else None
         return Learner(self._pieces, self._policy, stored, distributed=self._config.distributed_optimizer, mtp=apart)
 
@@ -151,11 +151,10 @@ class MegatronBackend(RankBackend[Learner]):
 
         # 1. Forward and backward, microbatch by microbatch: gradients add up, over ranks when there is an update.
         trained, measured = batch, batch.select([])
-        if not self._routers.are_balanced and (self._ahead is None or not self._ahead.config.trains):
+        if not self._routers.are_balanced and (self._mtp is None or not self._mtp.trains):
             trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
         self._routers.begin(int(fed_lengths(batch).sum()), len(batch))
-        parts = self._counted(self._microbatches(trained, candidates=candidates))
-        parts = [replace(part, ahead=self._ahead) for part in parts]
+        parts = self._counted(self._microbatches(trained, candidates=candidates, mtp=self._mtp))
         sharing = self._layout.metrics(part.rows for part in parts)
         self._count(parts, backward=True)
         train_mode(self._pieces, True)
@@ -307,7 +306,8 @@ class MegatronBackend(RankBackend[Learner]):
             found = value.detach().double().cpu()
             if part.ahead is not None:
                 assert isinstance(head, OutputHead), "MTP is a language model's"
-                added, of_mtp = part.ahead.loss(head, states, part, outputs if outputs.ndim == 1 else None)
+                logprobs = outputs if outputs.ndim == 1 else None
+                added, of_mtp = part.ahead.loss(head, states, batch, logprobs, self._parallel)
                 value, metrics = value + added, {**metrics, **of_mtp}
             return value, (metrics, found)
 
@@ -354,9 +354,9 @@ class MegatronBackend(RankBackend[Learner]):
         """The same, whose tokens the routers of a mixture count."""
         return [replace(part, visits=visits(part.rows)) for part in parts] if self._routers.exist else parts
 
-    def _microbatches(self, batch: TokenBatch, *, candidates: bool = False) -> Sequence[Microbatch]:
+    def _microbatches(self, batch: TokenBatch, **asked: Any) -> Sequence[Microbatch]:
         dtype = DTYPES[self._policy.precision]
-        return microbatches(batch, self._budget, self._parallel, self._layout, dtype=dtype, candidates=candidates)
+        return microbatches(batch, self._budget, self._parallel, self._layout, dtype=dtype, **asked)
 
     def _run(
         self,

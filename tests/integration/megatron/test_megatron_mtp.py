@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
-from layouts import EP, PADDED, PP, RECOMPUTED, TP
+from layouts import CP, EP, PADDED, PP, RECOMPUTED, TP
 from megatron_mtp import FACTOR, Case, Found, by_hand, step
 from mtp_models import COPIES, StepByHand, write_mtp_model
 from safetensors.torch import load_file
@@ -37,6 +37,8 @@ CASES = (
     Case("dp2", "one", 2, mtp=ONE),
     Case("tp2", "one", 2, TP, mtp=JOINT, saves="tp2"),
     Case("tp2, recomputed, three depths", "one", 2, TP | RECOMPUTED, PADDED, mtp=REPEATED),
+    Case("cp2", "two", 2, options=CP, mtp=TWO),
+    Case("cp2, padded, apart", "one", 2, options=CP | PADDED, mtp=REPEATED),
     Case("ep2", "one", 2, options=EP, mtp=JOINT),
     Case("pp2", "two", 2, options=PP, mtp=TWO, saves="pp2"),
     Case("pp2, apart", "one", 2, options=PP | PADDED, mtp=ONE),

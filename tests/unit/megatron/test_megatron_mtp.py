@@ -58,7 +58,6 @@ def model(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("changes", "path"),
     [
-        ({"context_parallel_size": 2}, "context_parallel_size"),
         ({"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2}, "virtual_pipeline_parallel_size"),
         ({"layout": "shared"}, "layout"),
         ({"policy": {"lora": {}}}, "mtp"),
