@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.errors import BackendError, boundary
 from nemorl.weights import WeightHandle
+from nemorl_rl.models.model_geometry import is_mtp_tensor, mtp_layers
 from nemorl_tensors.engines.buckets import CountedBuckets
 from torch import Tensor, nn
 
@@ -59,7 +60,11 @@ def bind_weights(
         BackendError: Names or shapes are not those of the model.
     """
     buckets = CountedBuckets(handle.buckets())
-    for name, tensor in names.in_memory(item for bucket in buckets for item in bucket.items()):
+    sent = (item for bucket in buckets for item in bucket.items())
+    if mtp_layers(model.config.to_dict()):  # transformers has none of them
+        layers = model.config.num_hidden_layers
+        sent = (item for item in sent if not is_mtp_tensor(item[0], layers))
+    for name, tensor in names.in_memory(sent):
         _bind(model, name, tensor.detach().to(device, copy=copies))
     # An output head tied to the embedding may travel under one name only.
     model.tie_weights()

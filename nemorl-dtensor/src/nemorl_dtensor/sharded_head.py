@@ -88,9 +88,7 @@ class ShardedScorer:
         """The tokens of rows that this rank computes."""
         if self.sharing is not None:
             return own_part(rows, self.sharing)[0]
-        cut = (
-            self.ranks.routing
-        )  # layers of mixtures cut sequences over tensor-parallel ranks, one slice after the other
+        cut = self.ranks.routing  # layers of mixtures cut sequences over tensor-parallel ranks, slice by slice
         return rows if cut is None else own_part(rows, Ulysses(cut))[0]
 
     def states(self, rows: Rows) -> Tensor:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from nemorl.config import RESUMABLE, GenerationConfig, PolicyConfig, TrainingOptions
 from nemorl.contracts import GenerationCapability, TrainingCapability
 from nemorl.errors import ConfigIssue
+from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import tensor_parallel_problems
 from nemorl_rl.models.rank_backend import RankBackendConfig
@@ -22,6 +23,7 @@ from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine, Traini
 from pydantic import Field
 
 from nemorl_megatron.model_checks import model_problems
+from nemorl_megatron.mtp_config import MTP_METRICS, MtpConfig, mtp_problems
 from nemorl_megatron.stages import Split
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class MegatronConfig(RankBackendConfig):
     summary: ClassVar[str] = "megatron-core training: tensor, pipeline, context and expert parallelism"
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
+    metrics: ClassVar[Mapping[str, MetricInfo]] = {**RankBackendConfig.metrics, **MTP_METRICS}
 
     pipeline_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Stages that the layers are divided into, each on ranks of its own. Raise it when tensor parallelism would have
@@ -80,6 +83,11 @@ class MegatronConfig(RankBackendConfig):
     attention: Annotated[AttentionName, RESUMABLE] = "auto"
     """Attention kernel. ``sdpa``: PyTorch's. ``auto``: Transformer Engine's on CUDA where it is installed and computes
     what the model asks for, else PyTorch's."""
+
+    mtp: MtpConfig | None = None
+    """Train the MTP layers of the model's files, which predict tokens further ahead, for speculative decoding
+    (``generation.backend.speculative`` of vLLM). Unset: they are neither read nor exported. Log-probs of the policy
+    are the same with them and without."""
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
@@ -147,6 +155,7 @@ class MegatronConfig(RankBackendConfig):
                 "lower it, or raise cluster.gpus_per_node (workers_per_node on the CPU)",
             )
         yield from model_problems(policy, self)
+        yield from mtp_problems(policy, self)
 
     def build(
         self, policy: TrainingOptions, worker: WorkerContext, *, reference: bool, head: Head = "language_model"

@@ -42,6 +42,7 @@ class MegatronPlan:
             config.context_parallel_size,
             config.expert_parallel_size,
             shards=data,
+            mtp_passes=0 if model.value_head or config.mtp is None else config.mtp.passes,
             mixture_start_s=self.mixture_start_s if model.geometry.experts else 0.0,
         )
 

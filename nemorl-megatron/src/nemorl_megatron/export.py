@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +51,14 @@ def save_pretrained(
     config.save_pretrained(path)
     write_weights(path, (item for bucket in buckets for item in bucket.items()))
     save_tokenizer(path, policy.model_name, policy.tokenizer)
+
+
+def with_copies(
+    buckets: Iterable[Mapping[str, Tensor]], copies: Callable[[str], Sequence[str]]
+) -> Iterator[Mapping[str, Tensor]]:
+    """The same, each tensor also under the further names that files hold it by."""
+    for bucket in buckets:
+        yield {**bucket, **{copy: tensor.clone() for name, tensor in bucket.items() for copy in copies(name)}}
 
 
 def save_adapters(path: Path, policy: TrainingOptions, tensors: Mapping[str, Tensor]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nemorl.errors import BackendError
+from nemorl_rl.models.model_geometry import is_mtp_tensor
 from torch import Tensor
 
 from nemorl_megatron.bridge.exchange import Exchange, global_names
@@ -70,7 +71,7 @@ class StoredNames:
     experts of a layer in two tensors."""
 
     def __init__(self, settings: Settings) -> None:
-        self._tied = settings.tied
+        self._tied, self._layers = settings.tied, settings.layers
         self._stored: set[str] = set()
         self._routers: dict[str, str] = {}
         self._experts: dict[str, list[Weight]] = {}
@@ -100,7 +101,7 @@ class StoredNames:
                 for weight, expert in zip(experts, tensor, strict=True)
                 for stored, part in zip(weight.stored, expert.chunk(len(weight.stored)), strict=True)
             }
-        if name == TIED_HEAD and self._tied:
+        if (name == TIED_HEAD and self._tied) or is_mtp_tensor(name, self._layers):
             return {}
         raise BackendError(
             f"the trainer sent {name!r} of shape {list(tensor.shape)}, but the model has no such tensor",

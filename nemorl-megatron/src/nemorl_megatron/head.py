@@ -61,13 +61,20 @@ class OutputHead:
         return gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)  # type: ignore[no-any-return]
 
     def score(
-        self, states: Tensor, targets: Tensor, temperature: float = 1.0, keep: TokenFilter | None = None
+        self,
+        states: Tensor,
+        targets: Tensor,
+        temperature: float = 1.0,
+        keep: TokenFilter | None = None,
+        *,
+        detached: bool = False,
     ) -> Tensor:
-        """[M] float32 nats of ``targets`` [M] (or [M, K]) after ``states`` [M, H]. Collective, as is its gradient."""
+        """[M] float32 nats of ``targets`` [M] (or [M, K]) after ``states`` [M, H]. Collective, as is its gradient, of
+        which the head itself gets none if it is ``detached``."""
         score = partial(
             vocab_parallel_logprobs,
             states,
-            self.weight,
+            self.weight.detach() if detached else self.weight,
             targets,
             first=self.first,
             group=self.group,

@@ -189,11 +189,11 @@ def block_spec(
     """
     first = get_transformer_layer_offset(config, virtual_stage, stage)
     number = get_num_layers_to_build(config, virtual_stage, stage)
-    specs = [_layer_spec(settings, layer, attention, config) for layer in range(first, first + number)]
+    specs = [layer_spec(settings, layer, attention, config) for layer in range(first, first + number)]
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=Norm)
 
 
-def _layer_spec(settings: Settings, layer: int, attention: AttentionName, config: TransformerConfig) -> ModuleSpec:
+def layer_spec(settings: Settings, layer: int, attention: AttentionName, config: TransformerConfig) -> ModuleSpec:
     head_norm = Norm if settings.qk_norm else IdentityOp
     angles = None
     if settings.windowed_rope is not None:

@@ -92,6 +92,8 @@ def _sharing_obstacle(pieces: Sequence[GPTModel], parallel: Parallel) -> str:
         return "context-parallel ranks have parts of rows, and a tree is in one piece"
     if parallel.sizes.virtual_pipeline is not None:
         return "stages in parts need rows of one width"
+    if pieces[-1].config.mtp_num_layers:
+        return "its MTP layers read the next tokens, and a shared token has several"
     for kernel in _kernels(pieces):
         if not isinstance(kernel, CoreAttention):
             return f"{type(kernel).__name__} attends to whole sequences"

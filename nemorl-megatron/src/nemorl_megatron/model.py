@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from nemorl_megatron.layers import ValueHead, block_spec
+from nemorl_megatron.mtp import Ahead, mtp_block_spec
 from nemorl_megatron.rope import Rotary
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         """
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=part)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=part)
+        has_mtp = last and settings.mtp_layers > 0
         super().__init__(
             config,
             block_spec(settings, config, parallel.place.pipeline, part, attention),
@@ -69,6 +71,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             post_process=last,
             share_embeddings_and_output_weights=settings.tied and not settings.value_head,
             position_embedding_type="rope",
+            mtp_block_spec=mtp_block_spec(settings, attention, config) if has_mtp else None,
             vp_stage=part,
         )
         self.gives_values = settings.value_head
@@ -77,7 +80,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             self.value_head = ValueHead(config)
         ropes = [settings.rope] if settings.windowed_rope is None else [settings.rope, settings.windowed_rope]
         self.rotary_pos_emb = Rotary(ropes, settings.rotary, parallel.device)
-        if first and settings.embedding_scale != 1:
+        if (first or has_mtp) and settings.embedding_scale != 1:
             self.embedding.register_forward_hook(partial(_scale, settings.embedding_scale))
         _mark_parts(self)
 
@@ -89,6 +92,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
         *,
         row_pass: Pass | None = None,
         visits: Tensor | None = None,
+        ahead: Ahead | None = None,
     ) -> Tensor:
         """Rows to hidden states.
 
@@ -100,10 +104,11 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             packing: Where sequences begin, if the one row holds many.
             row_pass: Generation: where the tokens stand and what they see, in evaluation mode.
             visits: That of ``routers``, where mixtures count or replay.
+            ahead: How MTP layers predict further tokens; unset: they do not.
 
         Returns:
             [S, B, H], of the last stage after its final norm, for ``head.OutputHead``; [S / tensor, B, H] with sequence
-            parallelism.
+            parallelism. With ``ahead`` as many of each depth follow, along the first axis.
         """
         if row_pass is not None:
             positions, mask = row_pass.positions, row_pass.mask
@@ -114,7 +119,7 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
                 else position_ids
             )
             positions, mask = ids.t(), None
-        return super().forward(  # type: ignore[no-any-return]
+        states: Tensor = super().forward(
             token_ids,
             positions,
             mask,
@@ -122,6 +127,11 @@ class PolicyModel(GPTModel):  # type: ignore[misc]
             packed_seq_params=packing,
             padding_mask=visits,
         )
+        if ahead is None or not self.mtp_process:
+            return states
+        angles = self.rotary_pos_emb(positions, self.config.params_dtype)
+        further = ahead.states(self, states, {"rotary_pos_emb": angles, "packed_seq_params": packing}, visits)
+        return torch.cat([states, *further])
 
     def _preprocess(
         self, input_ids: Tensor, position_ids: Tensor, padding_mask: Tensor | None = None, **_: Any
@@ -238,6 +248,8 @@ def transformer_config(
         "masked_softmax_fusion": False,
         "gradient_accumulation_fusion": False,
     }
+    if settings.mtp_layers:
+        fields["mtp_num_layers"] = settings.mtp_layers
     if settings.window is not None:
         fields["window_size"] = (settings.window - 1, 0)
         fields["window_attn_skip_freq"] = [int(windowed) for windowed in settings.windowed]

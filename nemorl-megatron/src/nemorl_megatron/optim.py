@@ -21,6 +21,7 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from nemorl.contracts import AdamStep
+from nemorl.metrics import Mean
 from nemorl_tensors.engines.steps import StepResult, schedule_factor
 from torch import Tensor
 
@@ -69,6 +70,7 @@ class Learner:
         stored: Callable[[], Iterator[tuple[Tensor, Tensor]]] | None = None,
         *,
         distributed: bool,
+        mtp: Sequence[Tensor] | None = None,
     ) -> None:
         """
         Args:
@@ -77,6 +79,8 @@ class Learner:
             stored: Gives each parameter with what was rounded to it, for masters. Asked when they are first needed, and
                 not where saved ones take their place.
             distributed: Divide masters and moments over data-parallel ranks.
+            mtp: Parameters of MTP layers here, whose gradients have a norm of their own and are clipped by it;
+                ``None`` on all ranks: there are no such layers, or they are clipped with the others.
         """
         self.steps = 0
         """Optimizer steps so far, skipped ones included: the position in the schedule."""
@@ -110,6 +114,8 @@ class Learner:
         )
         self._masters = {part: {*part.get_parameters()} for part in self._optimizer.chained_optimizers}
         """The parameters that each of megatron-core's optimizers updates: one has the experts, one all else."""
+        self._clips_apart = mtp is not None
+        self._mtp = [share.master for found in mtp or () if (share := self.share(found)) is not None]
 
     def clear_gradients(self) -> None:
         """Forget gradients, e.g. those of a step that failed midway."""
@@ -141,18 +147,33 @@ class Learner:
         used = adam or usual
         lr = used.lr * self.rate_scale
         optimizer.prepare_grads()
-        norm = float(optimizer.get_grad_norm())
-        finite = math.isfinite(norm)
+        is_apart = {id(master) for master in self._mtp}
+        others = [master for master in chain(*self._masters.values()) if id(master) not in is_apart]
+        norm = self._norm_without(self._mtp)
+        mtp_norm = self._norm_without(others) if self._clips_apart else 0.0
+        finite = math.isfinite(norm) and math.isfinite(mtp_norm)
         if finite and trained:
-            if used.max_grad_norm is not None and norm > used.max_grad_norm:
-                clip_grad_by_total_norm_fp32([*chain(*self._masters.values())], used.max_grad_norm, norm)
+            for masters, length in ((others, norm), (self._mtp, mtp_norm)):
+                if used.max_grad_norm is not None and length > used.max_grad_norm:
+                    clip_grad_by_total_norm_fp32(masters, used.max_grad_norm, length)
             for group in optimizer.param_groups:
                 group["lr"], group["betas"], group["eps"] = lr, used.betas, used.eps
                 group["weight_decay"] = used.weight_decay * group["wd_mult"]
             optimizer.step_with_ready_grads()
             self.updates += 1
         self.clear_gradients()
-        return StepResult(norm, lr, skipped=not finite)
+        further = {"mtp_grad_norm": Mean(mtp_norm)} if self._clips_apart else {}
+        return StepResult(norm, lr, skipped=not finite, metrics=further)
+
+    def _norm_without(self, others: Sequence[Tensor]) -> float:
+        """Of the gradients of all ranks but those of these masters. Collective."""
+        gradients = [master.grad for master in others]
+        for master in others:
+            master.grad = None
+        norm = float(self._optimizer.get_grad_norm())
+        for master, gradient in zip(others, gradients, strict=True):
+            master.grad = gradient
+        return norm
 
     @torch.no_grad()
     def refine(self) -> None:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,16 +25,19 @@ from torch.nn.functional import pad
 
 from nemorl_megatron.context import own_part
 from nemorl_megatron.head import AnyHead
+from nemorl_megatron.mtp import Ahead
 from nemorl_megatron.packing import Packing
 
 if TYPE_CHECKING:
+    from nemorl_megatron.mtp_config import MtpConfig
     from nemorl_megatron.parallel import Parallel
 
 SLACKS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8)
 """Room in rows of one width beyond an equal share of the tokens, tried in this order: sequences are not cut."""
 
 LastStage = Callable[[Tensor, "Microbatch"], tuple[Tensor, Any]]
-"""(hidden states [S, R, H] of all tokens, what they are of) -> a loss to start the backward pass from, and a result"""
+"""(hidden states [S, R, H] of all tokens, those of MTP's depths after them, what they are of) -> a loss to start the
+backward pass from, and a result"""
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,11 @@ class Microbatch:
     """Of a row that holds many sequences."""
     visits: Tensor | None = None
     """That of ``routers``, where mixtures count or replay."""
+    ahead: Ahead | None = None
+    """How MTP layers predict further tokens, where they do"""
 
     def predicting(self, states: Tensor) -> Tensor:
-        """[M, H] the states that predict the scored tokens, of [S, R, H]."""
+        """[M, H] the states that predict the scored tokens, of [S, R, H] or more after those."""
         width = self.rows.input_ids.shape[1]
         return states[self.rows.predictors % width, self.rows.predictors // width]
 
@@ -63,6 +69,7 @@ def microbatches(
     *,
     dtype: torch.dtype = torch.float32,
     candidates: bool = False,
+    mtp: MtpConfig | None = None,
 ) -> Sequence[Microbatch]:
     """A batch cut into forward passes, on this rank's device. Collective where experts are divided.
 
@@ -73,6 +80,7 @@ def microbatches(
         layout: How sequences become rows.
         dtype: Of the computation.
         candidates: Score ``candidate_ids`` [N, K] in place of the tokens.
+        mtp: Have MTP layers predict further tokens.
     """
     sizes, device = parallel.sizes, parallel.device
     multiple = (sizes.tensor if sizes.sequence_parallel else 1) * (2 * sizes.context if sizes.context > 1 else 1)
@@ -97,11 +105,24 @@ def microbatches(
         width = max(multiple, *(found.input_ids.shape[1] for found in rows))
     rows = [_at_least(found, height, width) for found in rows]
     packings = [_packing(found, dtype) for found in rows]
-    if sizes.context > 1:
-        rows = [own_part(found, parallel.place.context, sizes.context) for found in rows]
+    own = partial(_own, parallel)
+    ahead = [None if mtp is None else Ahead.of(mtp, found, own) for found in rows]
     # All is laid out on the host, and sent to the device at once.
-    sent = ((part.to(device), found.to(device)) for part, found in zip(parts, rows, strict=True))
-    return [Microbatch(*both, packing and packing.to(device)) for both, packing in zip(sent, packings, strict=True)]
+    return [
+        Microbatch(
+            part.to(device),
+            found.to(device),
+            packing and packing.to(device),
+            ahead=further and further.to(device),
+        )
+        for part, found, packing, further in zip(parts, map(own, rows), packings, ahead, strict=True)
+    ]
+
+
+def _own(parallel: Parallel, rows: Rows) -> Rows:
+    """This rank's part of rows."""
+    sizes = parallel.sizes
+    return own_part(rows, parallel.place.context, sizes.context) if sizes.context > 1 else rows
 
 
 def _packing(rows: Rows, dtype: torch.dtype) -> Packing | None:
@@ -177,14 +198,19 @@ def run(
 
     def finish(part: Microbatch, states: Tensor) -> tuple[Tensor, Tensor, Any]:
         assert head is not None, "the last stage has the output head"
-        loss, result = on_last_stage(head.whole(states), part)
+        if part.ahead is None:
+            whole = head.whole(states)
+        else:  # each depth has the parts of all ranks by itself
+            whole = torch.cat([head.whole(depth) for depth in states.chunk(1 + len(part.ahead.rows))])
+        loss, result = on_last_stage(whole, part)
         # The number stands for tokens that megatron-core would divide by, and does not (`calculate_per_token_loss`).
         return loss, torch.zeros((), dtype=torch.int, device=loss.device), result
 
     def forward(source: Iterator[Microbatch], piece: torch.nn.Module) -> tuple[Tensor, Any]:
         part = next(source)
-        counted = {} if part.visits is None else {"visits": part.visits}
-        states = piece(part.rows.input_ids, part.rows.position_ids, part.packing, **counted)
+        told = {"visits": part.visits, "ahead": part.ahead}
+        told = {name: value for name, value in told.items() if value is not None}
+        states = piece(part.rows.input_ids, part.rows.position_ids, part.packing, **told)
         return states, lambda states: finish(part, states)
 
     # Parts of a stage are visited independently: each reads the microbatches by itself.

@@ -88,12 +88,14 @@ class Settings:
     logit_cap: float | None = None
     """The same for logits."""
     mixture: Mixture | None = None
+    mtp_layers: int = 0
+    """Layers for multi-token prediction after the model's own, each built like its last one."""
     value_head: bool = False
     """A number for each token in place of logits: no output head, whatever ``tied`` says."""
 
     def is_mixture(self, layer: int) -> bool:
-        """Whether layer ``layer``, counted from 0, is a mixture of experts."""
-        return self.mixture is not None and self.mixture.layers[layer]
+        """Whether layer ``layer``, counted from 0, is a mixture of experts; those after the last are as it is."""
+        return self.mixture is not None and self.mixture.layers[min(layer, self.layers - 1)]
 
 
 def settings_of(config: Any) -> Settings:

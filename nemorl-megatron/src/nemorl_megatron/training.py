@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from nemorl.contracts import AdamStep, Head, Loss, WeightsName
 from nemorl.metrics import Metrics
-from nemorl_rl.planning.work import Model, WorkMeter
+from nemorl_rl.planning.work import Model, MtpWork, WorkMeter
 from nemorl_tensors import TokenBatch, vocab_parallel_topk_logprobs
 from nemorl_tensors.engines.checkpoint_files import RankFiles
 from nemorl_tensors.engines.context_rows import added_up
@@ -48,6 +48,7 @@ from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.head import AnyHead, OutputHead, ValueOutput
 from nemorl_megatron.layout import choose
 from nemorl_megatron.model import freeze_routers, train_mode
+from nemorl_megatron.mtp import mtp_parameters
 from nemorl_megatron.observing import observed
 from nemorl_megatron.optim import Learner
 from nemorl_megatron.parallel import Parallel, Sizes
@@ -80,8 +81,13 @@ class MegatronBackend(RankBackend[Learner]):
     ) -> None:
         super().__init__(policy, worker, reference=reference, head=head)
         self._config, self._seed = config, worker.seed
-        self._bridge, self._parallel = bridge_for(policy, head), Parallel.join(worker, Sizes.of(policy, config))
+        self._mtp = config.mtp if head == "language_model" else None
+        self._bridge = bridge_for(policy, head, self._mtp)
+        self._parallel = Parallel.join(worker, Sizes.of(policy, config))
         self._pieces = self._build(worker.seed)
+        if config.mtp is not None and not config.mtp.trains:
+            for parameter in mtp_parameters(self._pieces):
+                parameter.requires_grad_(False)
         if config.freeze_moe_router:
             freeze_routers(self._pieces)
         # A value head was not sampled from.
@@ -95,7 +101,7 @@ class MegatronBackend(RankBackend[Learner]):
         # Adapters' dropout draws from the global generator, which checkpoints carry; on each rank for other tokens.
         torch.manual_seed(worker.seed + worker.rank)
         self._work = self._meter()
-        self._reference = self._build(worker.seed) if reference and policy.lora is None else None
+        self._reference = self._build(worker.seed, mtp=False) if reference and policy.lora is None else None
         for piece in self._reference or ():
             piece.requires_grad_(False)
         self._layout = choose(config.layout, self._pieces, self._parallel, self._bridge.vocabulary)
@@ -104,12 +110,13 @@ class MegatronBackend(RankBackend[Learner]):
         )
         self._residency.rest()
 
-    def _build(self, seed: int) -> list[GPTModel]:
+    def _build(self, seed: int, *, mtp: bool = True) -> list[GPTModel]:
         pieces = self._bridge.build(
             self._parallel,
             dtype=DTYPES[self._policy.precision],
             attention=self._config.attention,
             activation_checkpointing=self._policy.activation_checkpointing,
+            mtp=mtp,
             calculate_per_token_loss=True,  # which is to say: gradients are sums
             **self._router_fields(),
         )
@@ -123,8 +130,10 @@ class MegatronBackend(RankBackend[Learner]):
 
     def _meter(self) -> WorkMeter:
         parallel = self._parallel
+        mtp = self._mtp
+        ahead = None if mtp is None else MtpWork(mtp.num_layers, trains=mtp.trains, is_apart=mtp.is_apart)
         return WorkMeter.on(
-            Model.trained(read_model_config(self._policy).to_dict(), self._policy, self._head),
+            Model.trained(read_model_config(self._policy).to_dict(), self._policy, self._head, ahead),
             self._device,
             DTYPES[self._policy.precision],
             ranks_per_copy=parallel.world_size // parallel.data_parallel_size,
@@ -135,7 +144,9 @@ class MegatronBackend(RankBackend[Learner]):
         stored = (
             partial(self._bridge.stored, self._pieces, self._parallel, self._seed) if self._adapters is None else None
         )
-        return Learner(self._pieces, self._policy, stored, distributed=self._config.distributed_optimizer)
+        mtp = self._mtp
+        apart = mtp_parameters(self._pieces) if mtp is not None and mtp.trains and mtp.is_apart else None
+        return Learner(self._pieces, self._policy, stored, distributed=self._config.distributed_optimizer, mtp=apart)
 
     def _forward_backward(self, batch: TokenBatch, loss: Loss, into: Tensor | None) -> Metrics:
         candidates = "candidate_ids" in loss.requires
@@ -145,10 +156,10 @@ class MegatronBackend(RankBackend[Learner]):
         if self._routers.replays:
             require_routes(batch)
         trained, measured = batch, batch.select([])
-        if not self._routers.are_balanced:
+        if not self._routers.are_balanced and (self._mtp is None or not self._mtp.trains):
             trained, measured = split_by_gradient(batch, loss, self._budget, self._layout.computed_tokens)
         with self._routers.counting(int(fed_lengths(batch).sum()), len(batch)):
-            parts = self._microbatches(trained, candidates=candidates)
+            parts = self._microbatches(trained, candidates=candidates, mtp=self._mtp)
             sharing = self._layout.metrics(part.rows for part in parts)
             self._count(parts, backward=True)
             train_mode(self._pieces, True)
@@ -171,7 +182,8 @@ class MegatronBackend(RankBackend[Learner]):
         with self._room_for_states():
             result = learner.step(adam, trained=trained)
         self._has_gradient = False
-        return replace(result, metrics=self._routers.updated(moves=trained and not result.skipped))
+        of_routers = self._routers.updated(moves=trained and not result.skipped)
+        return replace(result, metrics={**result.metrics, **of_routers})
 
     def _clear_gradients(self) -> None:
         super()._clear_gradients()
@@ -244,7 +256,8 @@ class MegatronBackend(RankBackend[Learner]):
         checkpoint.load(path, self._held(), learner, self._parallel)
 
     def save_pretrained(self, path: Path) -> None:
-        export.save_pretrained(path, self._policy, self.export_weights(), self._parallel.rank, self._head)
+        buckets = export.with_copies(self.export_weights(), self._bridge.copies)
+        export.save_pretrained(path, self._policy, buckets, self._parallel.rank, self._head)
 
     def generator(self, options: MegatronGenerationConfig) -> MegatronGeneration:
         """A generator on this rank's pieces of the policy as they are at any time. All ranks make the same calls."""
@@ -292,7 +305,13 @@ class MegatronBackend(RankBackend[Learner]):
             if into is not None:
                 into[batch[PLACE]] = outputs.detach()
             value, metrics = evaluate(loss, outputs, batch)
-            return value, (metrics, value.detach().double().cpu())
+            found = value.detach().double().cpu()
+            if part.ahead is not None:
+                assert isinstance(head, OutputHead), "MTP is a language model's"
+                logprobs = outputs if outputs.ndim == 1 else None
+                added, of_mtp = part.ahead.loss(head, states, batch, logprobs, self._parallel)
+                value, metrics = value + added, {**metrics, **of_mtp}
+            return value, (metrics, found)
 
         return of
 
@@ -335,12 +354,10 @@ class MegatronBackend(RankBackend[Learner]):
         for part in parts:
             self._work.add(part.rows, backward=backward, parts=self._parallel.sizes.context)
 
-    def _microbatches(
-        self, batch: TokenBatch, *, candidates: bool = False, routed: bool = True
-    ) -> Sequence[Microbatch]:
+    def _microbatches(self, batch: TokenBatch, *, routed: bool = True, **asked: Any) -> Sequence[Microbatch]:
         """Passes over a batch. Unless they are ``routed``, routers choose all experts by themselves."""
         dtype = DTYPES[self._policy.precision]
-        parts = microbatches(batch, self._budget, self._parallel, self._layout, dtype=dtype, candidates=candidates)
+        parts = microbatches(batch, self._budget, self._parallel, self._layout, dtype=dtype, **asked)
         return [replace(part, visits=self._routers.visits(part.rows)) for part in parts] if routed else parts
 
     def _run(

@@ -65,7 +65,12 @@ def _stage(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> Momen
     ]  # adapters are float32 whatever the precision
     if model.has_reference and not model.lora_rank:  # else it is the model without its adapters
         lasting.append(Part("reference weights", b * found, f"{b} B x {count(found)}", "reference"))
+    ahead = _mtp_parameters(model, config, is_first=is_first)
+    if sum(ahead):
+        lasting.append(Part("MTP weights", b * sum(ahead), f"{b} B x {count(sum(ahead))} of MTP layers", "weights"))
     if model.learns:
+        if config.mtp is not None and config.mtp.trains:
+            dense, experts = dense + ahead[0], experts + ahead[1]
         trained = (adapters, 0.0) if model.lora_rank else (dense, experts)
         lasting += _states(model, config, *trained)
     has_head = not is_first or model.spread.pipeline == 1
@@ -87,6 +92,18 @@ def _rank_parameters(model: HeldModel, config: MegatronConfig, *, is_first: bool
         outside = float(g.embedding_parameters)
     spread = config.expert_parallel_size * config.expert_tensor_parallel_size
     return (own * share + outside) / model.tensor, g.expert_parameters * share / spread
+
+
+def _mtp_parameters(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> tuple[float, float]:
+    """(without experts, experts) of MTP layers on a rank of the stage, which is the last. A stage that is not the first
+    holds the embedding for them."""
+    is_alone = config.pipeline_parallel_size == 1
+    if config.mtp is None or model.value_head or (is_first and not is_alone):
+        return 0.0, 0.0
+    g, layers = model.geometry, config.mtp.stored_layers
+    copy = 0 if is_alone else g.embedding_parameters
+    spread = config.expert_parallel_size * config.expert_tensor_parallel_size
+    return (layers * g.mtp_common + copy) / model.tensor, layers * g.mtp_experts / spread
 
 
 def _layers(model: HeldModel, config: MegatronConfig, *, is_first: bool) -> int:
@@ -132,6 +149,8 @@ def _activations(model: HeldModel, config: MegatronConfig, *, is_first: bool) ->
         if spread.virtual > 1:  # interleaving keeps (p - 1) / v more
             flying *= 1 + (spread.pipeline - 1) / (spread.pipeline * spread.virtual)
     each = per.entry if model.checkpointing else per.layer
+    if config.mtp is not None and config.mtp.trains and (not is_first or spread.pipeline == 1):
+        layers += config.mtp.num_layers
     again = per.layer if model.checkpointing else 0.0
     size = tokens * (flying * layers * each + again + per.outside + per.passing)
     rest = size / tokens - flying * layers * each

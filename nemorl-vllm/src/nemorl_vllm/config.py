@@ -13,6 +13,7 @@ from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.models.divisions import tensor_parallel_problems
 from nemorl_rl.models.model_files import stored_config
+from nemorl_rl.models.model_geometry import mtp_layers
 from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine
 from nemorl_rl.serving.sampler_precision import LowerPrecision
 from pydantic import Field
@@ -207,6 +208,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
         if policy.init == "random":
             message = "a model that guesses for a policy of random weights is never right"
             yield ConfigIssue("generation.backend.speculative", message, "remove it, or set policy.init: pretrained")
+        yield from self._mtp_problems({**stored, **policy.hf_config_overrides} if stored else {})
         draft = self.speculative.model if self.speculative is not None else None
         mine, its = vocabulary_of(stored), vocabulary_of((draft and stored_config(draft)) or {})
         if mine and its and mine != its:
@@ -214,6 +216,24 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
                 "generation.backend.speculative.model",
                 f"{draft!r} has {its} tokens in its vocabulary, and the policy {mine}",
                 "give a smaller model of the same tokenizer and padding",
+            )
+
+    def _mtp_problems(self, stored: Mapping[str, Any]) -> Iterator[ConfigIssue]:
+        """MTP layers that guess and that the policy's files do not have, where its config can be read."""
+        if self.speculative is None or self.speculative.method != "mtp" or not stored:
+            return
+        layers, tokens = mtp_layers(stored), self.speculative.num_speculative_tokens
+        if layers == 0:
+            yield ConfigIssue(
+                "generation.backend.speculative.method",
+                "the policy's model has no MTP layers (num_nextn_predict_layers, mtp_num_hidden_layers)",
+                "use method: ngram, or draft_model with a smaller model of the same tokenizer",
+            )
+        elif tokens % layers:
+            yield ConfigIssue(
+                "generation.backend.speculative.num_speculative_tokens",
+                f"vLLM uses each of the {layers} MTP layers as often as the others, for {tokens} tokens",
+                f"set it to a multiple of {layers}",
             )
 
     def _precision_problems(self, policy: PolicyConfig, device: str) -> Iterator[ConfigIssue]:

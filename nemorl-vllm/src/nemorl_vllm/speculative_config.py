@@ -41,11 +41,12 @@ class SpeculativeConfig(Config):
         4
     """
 
-    method: Literal["ngram", "draft_model", "eagle3"] = "ngram"
+    method: Literal["ngram", "draft_model", "eagle3", "mtp"] = "ngram"
     """``ngram``: what followed the last tokens where they stood before, in the prompt or the response. ``draft_model``:
     what a smaller model of the same tokenizer draws. ``eagle3``: what a head draws that was trained to read the hidden
     states of the policy (EAGLE-3, arXiv:2503.01840). Updates of the policy reach neither: as it moves away, fewer of
-    their guesses are accepted."""
+    their guesses are accepted. ``mtp``: what the policy's own MTP layers draw (DeepSeek-V3, arXiv:2412.19437), which
+    updates reach where the trainer trains them (``policy.backend.mtp`` of megatron)."""
     model: ModelName | None = None
     """The smaller model or the head, a folder or a name on the Hugging Face Hub."""
     num_speculative_tokens: int = Field(4, ge=1, le=32)
@@ -57,17 +58,23 @@ class SpeculativeConfig(Config):
 
     @property
     def has_weights(self) -> bool:
-        """Guesses come from a model of their own."""
+        """Guesses come from layers that are not the policy's."""
         return self.method != "ngram"
+
+    @property
+    def needs_model(self) -> bool:
+        """These are in files of their own."""
+        return self.method in ("draft_model", "eagle3")
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
-        if self.has_weights and self.model is None:
+        if self.needs_model and self.model is None:
             yield ConfigIssue("model", f"method {self.method!r} guesses with a model", "give its folder or its name")
         if self.has_weights and {"prompt_lookup_min", "prompt_lookup_max"} & self.model_fields_set:
             message = f"method {self.method!r} does not look at what stood before"
             yield ConfigIssue("prompt_lookup_max", message, "remove prompt_lookup_min and prompt_lookup_max")
-        if self.model is not None and not self.has_weights:
-            yield ConfigIssue("model", f"method {self.method!r} guesses without a model", "set method: draft_model")
+        if self.model is not None and not self.needs_model:
+            message = f"method {self.method!r} guesses without a model of its own"
+            yield ConfigIssue("model", message, "remove model, or set method: draft_model")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             yield ConfigIssue("prompt_lookup_min", "is above prompt_lookup_max", "swap them")

@@ -78,7 +78,7 @@ class HandleTransfer(WeightTransferEngine[SenderAddress, FetchedWeights]):
 
     init_info_cls = SenderAddress
     update_info_cls = FetchedWeights
-    supports_draft_weight_update = False
+    supports_draft_weight_update = True
     _group: BroadcastGroup | None = None
 
     def init_transfer_engine(self, init_info: SenderAddress) -> None:
@@ -91,6 +91,7 @@ class HandleTransfer(WeightTransferEngine[SenderAddress, FetchedWeights]):
 
     @torch.no_grad()
     def start_weight_update(self) -> None:
+        self._shared = _without_shared(self.model, self._default_model) if self.model is not self._default_model else []
         self._expected = {name for name, _ in self.model.named_parameters()}
         self._head_biases: list[tuple[ParallelLMHead, torch.nn.Parameter]] = []
         # Weights that were repacked for the CPU, fused or quantised have lost their loaders. This brings each layer
@@ -171,6 +172,8 @@ class HandleTransfer(WeightTransferEngine[SenderAddress, FetchedWeights]):
 
     @torch.no_grad()
     def finish_weight_update(self) -> None:
+        for owner, name, module in self._shared:
+            owner._modules[name] = module
         finalize_layerwise_reload(self.model, self.model_config)
         for head, bias in self._head_biases:
             if head._parameters.get("bias") is None:
@@ -190,6 +193,21 @@ def _named_tensors(buckets: Buckets) -> Iterator[tuple[str, torch.Tensor]]:
     for bucket in buckets:
         for name, tensor in bucket.items():
             yield name, tensor.detach()
+
+
+def _without_shared(draft: torch.nn.Module, policy: torch.nn.Module) -> list[tuple[torch.nn.Module, str, Any]]:
+    """Take out of a model that guesses the modules that are the policy's, whose weights are there: embedding and output
+    head of MTP layers. What was taken out, and where from."""
+    own = {id(module) for module in policy.modules()}
+    found = [
+        (owner, name, module)
+        for owner in draft.modules()
+        for name, module in owner._modules.items()
+        if id(module) in own
+    ]
+    for owner, name, _ in found:
+        del owner._modules[name]
+    return found
 
 
 def _has_experts(layer: Any) -> bool:

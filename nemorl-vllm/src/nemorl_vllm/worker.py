@@ -6,6 +6,7 @@ vLLM mixes :class:`WorkerExtension` into its worker class; ``collective_rpc`` ca
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,10 @@ from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.lora.layers import BaseLayerWithLoRA  # noqa: E402
 
 import nemorl_vllm.transfer  # noqa: E402, F401  registers how weights get into the model
+from nemorl_vllm.mtp_tensors import MtpTensors  # noqa: E402
 from nemorl_vllm.packed import forget_packed, hidden_bytes, packed_tensors  # noqa: E402
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,12 @@ class WorkerExtension:
     weight_transfer_engine: Any
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
+    start_draft_weight_update: Callable[[], None]
     finish_weight_update: Callable[[], None]
 
     nemorl_parking: Parking | None = None
     """Weights and cache that sleep, on a CPU."""
+    nemorl_told_of_mtp = False
     nemorl_recorder: Recorder
     nemorl_observation: ExitStack
     """Removes what records."""
@@ -170,8 +176,25 @@ class WorkerExtension:
         return buckets.nbytes
 
     def _replace_weights(self, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
+        """Those of the policy, and of the MTP layers that guess for it if they are among them."""
+        speculative = self.vllm_config.speculative_config
+        if speculative is None or speculative.method != "mtp":
+            self._replace(self.start_weight_update, buckets)
+            return
+        kept = MtpTensors(self.vllm_config.model_config.hf_text_config.num_hidden_layers)
+        self._replace(self.start_weight_update, kept.passed_on(buckets))
+        if kept.tensors:
+            self._replace(self.start_draft_weight_update, [kept.tensors])
+        elif not self.nemorl_told_of_mtp:
+            self.nemorl_told_of_mtp = True
+            logger.warning(
+                "the trainer sends no MTP layers: those that guess stay as they were stored, and fewer of their "
+                "guesses are accepted as the policy moves away (backend megatron trains them: policy.backend.mtp)"
+            )
+
+    def _replace(self, start: Callable[[], None], buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         """By vLLM's own steps of an update."""
-        self.start_weight_update()
+        start()
         try:
             self.update_weights({"buckets": buckets})
         except Exception:

@@ -208,10 +208,10 @@ def test_a_loss_that_is_allowed_is_told(tmp_path: Path) -> None:
         ),
         (
             "grpo",
-            {"policy.generation.vllm_kwargs.speculative_config": {"method": "mtp", "num_speculative_tokens": 3}},
+            {"policy.generation.vllm_kwargs.speculative_config": {"method": "suffix", "num_speculative_tokens": 3}},
             ".num_speculative_tokens",
             "missing",
-            "MTP",
+            "speculative decoding",
         ),
         ("ppo", {"value.megatron_cfg.enabled": True}, "", "mapped", ""),
         ("ppo", {"value.megatron_cfg.enabled": True, "value.reward_model_cfg.enabled": False}, "", "neutral", "inact"),

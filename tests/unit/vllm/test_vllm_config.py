@@ -244,7 +244,22 @@ def test_a_draft_model_speaks_of_the_policys_tokens(tmp_path: Path, raises: Rais
             config.VLLMConfig(speculative=wrong)
     with raises(ValidationError, path="speculative.prompt_lookup_max"):
         config.VLLMConfig(speculative={"method": "draft_model", "model": "some/draft", "prompt_lookup_max": 3})
-    with pytest.raises(ValidationError):
+
+
+def test_mtp_layers_guess_where_the_policys_files_have_them(tmp_path: Path, raises: Raises) -> None:
+    def problems(tokens: int, **stored: int) -> list[str]:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "glm4_moe", "vocab_size": 9, **stored}))
+        guesses = {"method": "mtp", "num_speculative_tokens": tokens}
+        policy = PolicyConfig(model_name=str(tmp_path))
+        found = config.VLLMConfig(speculative=guesses).policy_problems(policy, device="cpu", is_attached=False)
+        return [one.path for one in found]
+
+    assert problems(3, num_nextn_predict_layers=1) == []
+    assert problems(2) == ["generation.backend.speculative.method"]
+    # vLLM draws with layer 0, 1, 0, ...: 3 tokens would use the first twice.
+    assert problems(3, num_nextn_predict_layers=2) == ["generation.backend.speculative.num_speculative_tokens"]
+    assert problems(4, num_nextn_predict_layers=2) == []
+    with raises(ValidationError, path="speculative.model"):
         config.VLLMConfig(speculative={"method": "mtp", "model": "some/head"})
 
 
@@ -304,8 +319,8 @@ def test_a_gpu_without_fp8_units_is_named(monkeypatch: pytest.MonkeyPatch, raise
 
 def test_guesses_come_from_what_stood_before_unless_told_otherwise(raises: Raises) -> None:
     assert config.VLLMConfig(speculative={"num_speculative_tokens": 2}).speculative.method == "ngram"
-    with raises(ValidationError, "mtp", path="speculative.method"):
-        config.VLLMConfig(speculative={"method": "mtp"})
+    with raises(ValidationError, "medusa", path="speculative.method"):
+        config.VLLMConfig(speculative={"method": "medusa"})
     with raises(ValidationError, path="speculative.prompt_lookup_min"):
         config.VLLMConfig(speculative={"prompt_lookup_min": 5})
     with raises(ValidationError, path="speculative"):

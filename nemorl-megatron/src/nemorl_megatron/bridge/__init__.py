@@ -10,8 +10,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from nemorl.errors import BackendError
+from nemorl_rl.models.model_geometry import mtp_layers
 from nemorl_tensors.engines.model_config import read_model_config
 
+from nemorl_megatron.mtp_config import MTP_ARCHITECTURES
 from nemorl_megatron.settings import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -19,18 +21,25 @@ if TYPE_CHECKING:
     from nemorl.contracts import Head
 
     from nemorl_megatron.bridge.contract import Bridge
+    from nemorl_megatron.mtp_config import MtpConfig
 
 Maker = Literal["nemorl", "megatron_bridge"]
 
 
-def bridge_for(policy: TrainingOptions, head: Head = "language_model") -> Bridge:
+def bridge_for(policy: TrainingOptions, head: Head = "language_model", mtp: MtpConfig | None = None) -> Bridge:
     """The bridge for a policy's model.
+
+    Args:
+        policy: The model.
+        head: What stands on top of the decoder.
+        mtp: How its MTP layers are trained; ``None``: the model is built without them.
 
     Raises:
         BackendError: there is no such model, neither bridge knows its architecture, or the one that does has no such
-            head.
+            head or no MTP layers.
     """
     config = read_model_config(policy)
+    layers = 0 if mtp is None else mtp.stored_layers
     if choose(config.model_type, megatron_bridge=_known_to_megatron_bridge(config)) == "megatron_bridge":
         from nemorl_megatron.bridge.megatron_bridge import MegatronBridge
 
@@ -39,10 +48,27 @@ def bridge_for(policy: TrainingOptions, head: Head = "language_model") -> Bridge
                 "models that Megatron-Bridge built have no value head here",
                 fix="uninstall megatron-bridge if nemorl-megatron knows the model itself, or use backend: dtensor",
             )
+        if layers:
+            raise BackendError("MTP layers of models that Megatron-Bridge built are not trained here", fix="remove mtp")
         return MegatronBridge(policy, config)
     from nemorl_megatron.bridge.own import OwnBridge
 
-    return OwnBridge(policy, config, head)
+    if layers:
+        _require_mtp_layers(config, layers)
+    return OwnBridge(policy, config, head, mtp_layers=layers)
+
+
+def _require_mtp_layers(config: Any, layers: int) -> None:
+    if config.model_type not in MTP_ARCHITECTURES:
+        raise BackendError(
+            f"architecture {config.model_type!r} has no MTP layers here ({', '.join(MTP_ARCHITECTURES)} has)",
+            fix="remove mtp",
+        )
+    if (stored := mtp_layers(config.to_dict())) != layers:
+        raise BackendError(
+            f"this model has {stored} MTP layers (num_nextn_predict_layers), and mtp asks for {layers}",
+            fix="set mtp.num_layers to what the model has, or remove mtp",
+        )
 
 
 def choose(architecture: str, *, megatron_bridge: bool) -> Maker:

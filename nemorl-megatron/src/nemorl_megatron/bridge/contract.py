@@ -37,11 +37,13 @@ class Bridge(Protocol):
         dtype: torch.dtype,
         attention: AttentionName,
         activation_checkpointing: bool,
+        mtp: bool = True,
         **changes: Any,
     ) -> list[GPTModel]:
         """This rank's pieces of the model, without weights: one, or one for each virtual pipeline stage.
 
         ``piece(token_ids [B, S], position_ids, packing)`` gives hidden states as ``model.PolicyModel`` says.
+        ``mtp``: with the MTP layers that the bridge was made for.
         ``changes`` are fields of megatron-core's ``TransformerConfig``.
         """
         ...
@@ -68,6 +70,10 @@ class Bridge(Protocol):
     ) -> Iterator[Mapping[str, Tensor]]:
         """Buckets of whole tensors under Hugging Face names on rank 0, adapters merged; empty ones elsewhere.
         Collective."""
+        ...
+
+    def copies(self, name: str) -> Sequence[str]:
+        """Further names under which files hold the tensor ``name`` again."""
         ...
 
     def pieces(

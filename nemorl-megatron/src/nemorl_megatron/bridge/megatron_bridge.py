@@ -70,6 +70,7 @@ class MegatronBridge:
         dtype: torch.dtype,
         attention: AttentionName,
         activation_checkpointing: bool,
+        mtp: bool = True,
         **changes: Any,
     ) -> list[GPTModel]:
         if attention == "sdpa":
@@ -112,6 +113,9 @@ class MegatronBridge:
         # Every rank is given every tensor, one at a time.
         found = self._bridge.export_hf_weights([*model], cpu=False, show_progress=False)
         yield from in_buckets(({name: t} if parallel.rank == 0 else {}, t.nbytes) for name, t in found)
+
+    def copies(self, name: str) -> Sequence[str]:
+        return ()
 
     def pieces(
         self, model: Sequence[GPTModel], parallel: Parallel, adapters: Adapters | None = None

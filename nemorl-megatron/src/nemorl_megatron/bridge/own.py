@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl_megatron.bridge.exchange import Exchange, global_names
 from nemorl_megatron.bridge.sources import NewValueHead, RandomWeights, SafetensorsFolder, Source, weights_folder
+from nemorl_megatron.bridge.tables import mtp_copies
 from nemorl_megatron.lora import Adapters
 from nemorl_megatron.model import PolicyModel, build_model
 from nemorl_megatron.settings import settings_of
@@ -25,15 +26,18 @@ if TYPE_CHECKING:
 class OwnBridge:
     """``contract.Bridge`` over ``exchange``, which see for tensors other than weights."""
 
-    def __init__(self, policy: TrainingOptions, config: Any, head: Head = "language_model") -> None:
+    def __init__(
+        self, policy: TrainingOptions, config: Any, head: Head = "language_model", *, mtp_layers: int = 0
+    ) -> None:
         """
         Args:
             policy: Where the weights are, or that they are random.
             config: The model's transformers config.
             head: What stands on top of the decoder.
+            mtp_layers: MTP layers of the files that are read too.
         """
         self._policy = policy
-        self.settings = replace(settings_of(config), value_head=head == "value")
+        self.settings = replace(settings_of(config), value_head=head == "value", mtp_layers=mtp_layers)
 
     @property
     def vocabulary(self) -> int:
@@ -43,8 +47,9 @@ class OwnBridge:
     def logit_cap(self) -> float | None:
         return self.settings.logit_cap
 
-    def build(self, parallel: Parallel, **options: Any) -> list[PolicyModel]:
-        return build_model(self.settings, parallel, **options)
+    def build(self, parallel: Parallel, *, mtp: bool = True, **options: Any) -> list[PolicyModel]:
+        settings = self.settings if mtp else replace(self.settings, mtp_layers=0)
+        return build_model(settings, parallel, **options)
 
     def load(self, model: Sequence[PolicyModel], parallel: Parallel, seed: int) -> None:
         with self._source(seed) as source:
@@ -74,6 +79,9 @@ class OwnBridge:
         dtype = model[0].config.params_dtype
         parts = self._parts(model, parallel, adapters)
         yield from Exchange(self.settings, parallel).whole(parts, dtype)
+
+    def copies(self, name: str) -> Sequence[str]:
+        return mtp_copies(self.settings, name)
 
     def pieces(
         self, model: Sequence[PolicyModel], parallel: Parallel, adapters: Adapters | None = None

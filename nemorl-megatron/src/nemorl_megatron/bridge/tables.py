@@ -6,14 +6,16 @@ those of Hugging Face files. How a rule divides a tensor is in ``bridge.rules``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from nemorl_megatron.settings import Settings
 
 RuleName = Literal["whole", "float32", "row", "vocabulary", "gate_up", "qkv"]
-Size = Literal["vocabulary", "hidden", "ffn", "expert_ffn", "shared_ffn", "query", "key", "head", "experts"]
+Size = Literal[
+    "vocabulary", "hidden", "ffn", "expert_ffn", "shared_ffn", "query", "key", "head", "experts", "two_hidden"
+]
 Where = Literal["once", "head", "layer", "dense", "mixture", "expert"]
 
 
@@ -56,18 +58,35 @@ def weights(settings: Settings) -> Iterator[Weight]:
     once = [entry for entry in table if entry.where == "once"]
     yield from (_weight(entry, settings) for entry in once if entry.parameter.startswith("embedding"))
     for layer in range(settings.layers):
-        for entry in table:
-            if entry.where == "layer" or entry.where == ("mixture" if settings.is_mixture(layer) else "dense"):
-                yield _weight(entry, settings, layer)
-            elif entry.where == "expert" and settings.is_mixture(layer):
-                assert settings.mixture is not None
-                yield from (_weight(entry, settings, layer, expert) for expert in range(settings.mixture.experts))
+        yield from _of_layer(table, settings, layer)
+    for depth in range(settings.mtp_layers):
+        yield from _of_mtp_layer(table, settings, depth)
     yield from (_weight(entry, settings) for entry in once if not entry.parameter.startswith("embedding"))
     if settings.value_head:
         shapes = ((1, settings.hidden),)
         yield Weight("value_head.weight", "whole", (VALUE_HEAD,), shapes)
     elif not settings.tied:
         yield from (_weight(entry, settings) for entry in table if entry.where == "head")
+
+
+def _of_layer(table: Sequence[Entry], settings: Settings, layer: int) -> Iterator[Weight]:
+    for entry in table:
+        if entry.where == "layer" or entry.where == ("mixture" if settings.is_mixture(layer) else "dense"):
+            yield _weight(entry, settings, layer)
+        elif entry.where == "expert" and settings.is_mixture(layer):
+            assert settings.mixture is not None
+            yield from (_weight(entry, settings, layer, expert) for expert in range(settings.mixture.experts))
+
+
+def _of_mtp_layer(table: Sequence[Entry], settings: Settings, depth: int) -> Iterator[Weight]:
+    """An MTP layer, counted from 0: files count it as a layer after the model's last. It is on the last stage."""
+    layer, ours = settings.layers + depth, f"mtp.layers.{depth}."
+    for weight in _of_layer(table, settings, layer):
+        inner = weight.parameter.removeprefix(_LAYER.format(layer=layer))
+        yield replace(weight, parameter=f"{ours}transformer_layer.{inner}", layer=None)
+    for entry in _MTP:
+        found = _weight(entry, settings, layer)
+        yield replace(found, parameter=ours + entry.parameter, layer=None)
 
 
 def _is_there(entry: Entry, settings: Settings) -> bool:
@@ -93,6 +112,7 @@ def _weight(entry: Entry, settings: Settings, layer: int | None = None, expert: 
         "experts": settings.mixture.experts if settings.mixture else 0,
         "query": settings.heads * settings.head,
         "key": settings.groups * settings.head,
+        "two_hidden": 2 * settings.hidden,
         "head": settings.head,
     }
     return Weight(
@@ -236,6 +256,28 @@ _ROUTER_BIAS = (
         "mixture",
     ),
 )
+_MTP = (
+    Entry("enorm.weight", "whole", (Stored(_HF + "enorm.weight", ("hidden",)),), "layer"),
+    Entry("hnorm.weight", "whole", (Stored(_HF + "hnorm.weight", ("hidden",)),), "layer"),
+    # Its rows are divided as those of the vocabulary are; there are none to add.
+    Entry("eh_proj.weight", "vocabulary", (Stored(_HF + "eh_proj.weight", ("hidden", "two_hidden")),), "layer"),
+    Entry("final_layernorm.weight", "whole", (Stored(_HF + "shared_head.norm.weight", ("hidden",)),), "layer"),
+)
+"""Of an MTP layer besides those of a layer of the model, by the names of DeepSeek-V3 and GLM-4.5."""
+MTP_COPIES: Mapping[str, str] = {
+    "model.embed_tokens.weight": _HF + "embed_tokens.weight",
+    "lm_head.weight": _HF + "shared_head.head.weight",
+}
+"""Files hold the model's embedding and output head again with each MTP layer, which shares them."""
+
+
+def mtp_copies(settings: Settings, name: str) -> list[str]:
+    """Other names under which files hold the tensor ``name``."""
+    copy = MTP_COPIES.get(name)
+    layers = range(settings.layers, settings.layers + settings.mtp_layers)
+    return [copy.format(layer=layer) for layer in layers] if copy else []
+
+
 _LLAMA = (*_ENDS, *_ATTENTION, *_FEED_FORWARD_NORM, *_DENSE)
 _GEMMA2 = (*_ENDS, *_ATTENTION, *_GEMMA2_NORMS, *_DENSE)
 TABLES: Mapping[str, tuple[Entry, ...]] = {

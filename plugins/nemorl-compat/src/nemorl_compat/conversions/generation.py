@@ -22,6 +22,8 @@ VLLM_OPTIONS = {
     "vllm_kwargs.max_num_seqs": "max_num_seqs",
     "vllm_kwargs.enable_prefix_caching": "prefix_caching",
 }
+MTP_METHODS = ("mtp", "deepseek_mtp", "qwen3_next_mtp")
+"""vLLM's names of speculation by a model's own MTP layers, of which it deprecates all but the first."""
 ENGINE_ARGS = "generation.backend.engine_args"
 NOT_IN_VLLM = "transformers samples: nemorl shows a model of this family nothing in vLLM"
 
@@ -106,13 +108,16 @@ def _experts(old: OldConfig, new: Pieces) -> None:
 
 
 def _speculation(old: OldConfig, new: Pieces) -> None:
-    """Tokens guessed by what stood before, by a smaller model or EAGLE's head; MTP heads are judged as missing."""
+    """Tokens guessed by what stood before, by a smaller model, EAGLE's head or the policy's MTP layers."""
     path = "policy.generation.vllm_kwargs.speculative_config"
     method, count = old.get(f"{path}.method"), old.get(f"{path}.num_speculative_tokens")
-    if method not in ("ngram", "draft_model", "eagle3"):
+    method = "mtp" if method in MTP_METHODS else method
+    if method not in ("ngram", "draft_model", "eagle3", "mtp"):
         return
     new.put("generation.backend.speculative.method", method)
     new.put_given("generation.backend.speculative.num_speculative_tokens", count)
+    if method == "mtp":
+        return
     if method != "ngram":
         new.put_given("generation.backend.speculative.model", old.get(f"{path}.model"))
         return

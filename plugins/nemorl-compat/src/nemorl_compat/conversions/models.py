@@ -67,6 +67,9 @@ def backend(old: OldConfig, new: Pieces) -> None:
         )
         if old.get(f"{settings}.optimizer.optimizer_cpu_offload"):
             new.put("policy.backend.offload.optimizer", True)
+        if old.get(f"{settings}.mtp_num_layers"):
+            for name in ("num_layers", "loss_scaling_factor", "detach_heads", "use_repeated_layer"):
+                new.put_given(f"policy.backend.mtp.{name}", old.get(f"{settings}.mtp_{name}"))
         if old.mixture:
             new.put_given("policy.backend.freeze_moe_router", old.get(f"{settings}.freeze_moe_router"))
             scored = {"fp32": "float32", "fp64": "float64"}.get(str(old.get(f"{settings}.moe_router_dtype")))

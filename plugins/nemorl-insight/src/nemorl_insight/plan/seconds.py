@@ -191,7 +191,7 @@ def _training(name: str, scene: Scene, held: HeldModel, found: Efficiencies) -> 
     forward = g.forward_flops(tokens, 0, squares)
     head = g.forward_flops(0, scored, 0)
     layers = (2.0 if held.lora_rank else 3.0) + (1.0 if held.checkpointing else 0.0)
-    flops = layers * forward + 4 * head
+    flops = layers * forward + 4 * head + held.spread.mtp_passes * sum(g.mtp_flops(tokens, scored, squares / 2))
     speed = _flops_per_s(scene, held.element) * found.training * held.ranks
     spread = held.spread
     microbatches = _microbatches(scene, held) * work.passes

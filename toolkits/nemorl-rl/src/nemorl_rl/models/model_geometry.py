@@ -8,6 +8,7 @@ are found is in ``model_files``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,11 @@ ALIASES = {
     "num_experts": ("num_local_experts", "n_routed_experts"),
 }
 """Older names of keys."""
+
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
+"""Of the number of MTP layers: of DeepSeek-V3, GLM-4.5 and MiMo, and of Qwen3.5."""
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,8 @@ class Geometry:
     window: int | None = None
     """Tokens that a sliding-window layer sees"""
     window_layers: int = 0
+    mtp_layers: int = 0
+    """Layers for multi-token prediction that the files have besides; ``layers`` and all sums are without them"""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Geometry:
@@ -124,6 +132,36 @@ class Geometry:
         return self.embedding_parameters + head + round(self.layers * self.layer_parameters)
 
     @property
+    def mtp_experts(self) -> int:
+        """Parameters of the experts of one MTP layer, which is a layer like the model's last one."""
+        return self.expert_parameters // self.mixture_layers if self.mixture_layers else 0
+
+    @property
+    def mtp_active(self) -> int:
+        """Matrix elements of one MTP layer that a token is multiplied with: a layer's, and the 2 D x D projection of
+        state and embedding (DeepSeek-V3, arXiv:2412.19437, eq. 21)."""
+        routed = self.experts_per_token * self.mlp_matrices * self.hidden * self.expert_ffn
+        mlp = self._common_of_mixture + routed if self.experts else self.mlp_matrices * self.hidden * self.ffn
+        return self.attention + mlp + 2 * self.hidden * self.hidden
+
+    def mtp_flops(self, tokens: float, scored: float, pairs: float) -> tuple[float, float]:
+        """FLOPs of one forward pass of one depth of MTP: of its layer, and of the output head.
+
+        Args:
+            tokens: Through the layer.
+            scored: Positions whose logits are computed.
+            pairs: (query, key) pairs.
+        """
+        layer = 2.0 * self.mtp_active * tokens + 2.0 * self.heads * (self.head_dim + self.value_dim) * pairs
+        return layer, 2.0 * self.embedding_parameters * scored
+
+    @property
+    def mtp_common(self) -> int:
+        """Parameters of one MTP layer without its experts; it has no embedding and no output head of its own."""
+        mlp = self._common_of_mixture if self.experts else self.mlp_matrices * self.hidden * self.ffn
+        return self.attention + mlp + 2 * self.hidden * self.hidden + 3 * self.hidden + self.small // self.layers
+
+    @property
     def active_parameters(self) -> int:
         """Matrix elements of the layers that one token is multiplied with: of a mixture, its experts only."""
         dense = (self.layers - self.mixture_layers) * self.mlp_matrices * self.hidden * self.ffn
@@ -172,6 +210,28 @@ class Geometry:
         return self.experts * self.hidden + self.mlp_matrices * self.hidden * self.shared_ffn
 
 
+def mtp_layers(config: Mapping[str, Any]) -> int:
+    """Layers for multi-token prediction that a ``config.json`` says the files have.
+
+    >>> mtp_layers({"num_hidden_layers": 61, "num_nextn_predict_layers": 1})
+    1
+    """
+    nested = config.get("text_config")
+    inner = nested if isinstance(nested, Mapping) else {}
+    found = (part.get(key) for part in (config, inner) for key in MTP_KEYS)
+    return next((count for count in found if isinstance(count, int)), 0)
+
+
+def is_mtp_tensor(name: str, layers: int) -> bool:
+    """Whether the tensor of this stored name is of an MTP layer: files count those after the model's own ``layers``.
+
+    >>> is_mtp_tensor("model.layers.46.eh_proj.weight", 46), is_mtp_tensor("model.layers.4.mlp.gate.weight", 46)
+    (True, False)
+    """
+    found = _LAYER.match(name)
+    return found is not None and int(found[1]) >= layers
+
+
 def _read(config: Mapping[str, Any]) -> Geometry:
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
@@ -192,6 +252,7 @@ def _read(config: Mapping[str, Any]) -> Geometry:
         tied=kind in TIED_BY_DEFAULT if tied is None else bool(tied),
         mlp_matrices=2 if is_plain else 3,
         small=_small(config, kind, hidden, layers, heads * head_dim, kv_heads * head_dim, head_dim),
+        mtp_layers=mtp_layers(config),
         **_mixture(config, kind, layers),
         **_windows(config, kind, layers),
         **{**shape, **attention},

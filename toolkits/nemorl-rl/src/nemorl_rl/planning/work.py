@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from nemorl.errors import UsageError
@@ -37,6 +37,31 @@ FORWARD, GRADIENTS, INPUT_GRADIENT = 1, 2, 1
 
 
 @dataclass(frozen=True)
+class MtpWork:
+    """What MTP layers add to passes with gradients.
+
+    >>> MtpWork(depths=3).backward_products
+    3
+    """
+
+    depths: int
+    trains: bool = True
+    """Else they are measured: a forward pass alone"""
+    is_apart: bool = True
+    """The output head gets no gradient of them."""
+    backward_products: ClassVar[int] = FORWARD + GRADIENTS
+    """Of a layer, without recomputation"""
+
+    def computed_flops(self, geometry: Geometry, tokens: float, scored: float, pairs: float, recomputed: bool) -> float:
+        """Of a microbatch, as :meth:`Model.computed_flops` counts; logits are made twice."""
+        layer, head = geometry.mtp_flops(tokens, scored, pairs)
+        if not self.trains:
+            return self.depths * (layer + head)
+        of_head = 2 * FORWARD + (INPUT_GRADIENT if self.is_apart else GRADIENTS)
+        return self.depths * (layer * (self.backward_products + recomputed) + head * of_head)
+
+
+@dataclass(frozen=True)
 class Model:
     """The model of a training backend, as far as its FLOPs depend on it."""
 
@@ -48,9 +73,10 @@ class Model:
     """Its matrices get no gradient, those of small adapters do."""
     recomputes_layers: bool = False
     """Activation checkpointing."""
+    mtp: MtpWork | None = None
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], **facts: bool) -> Model:
+    def of(cls, config: Mapping[str, Any], **facts: Any) -> Model:
         """That of a ``config.json`` or of transformers' config as a mapping.
 
         Args:
@@ -63,13 +89,16 @@ class Model:
         return cls(geometry, **facts)
 
     @classmethod
-    def trained(cls, config: Mapping[str, Any], policy: TrainingOptions, head: Head) -> Model:
+    def trained(
+        cls, config: Mapping[str, Any], policy: TrainingOptions, head: Head, mtp: MtpWork | None = None
+    ) -> Model:
         """That of a policy, whose config is as :meth:`of` takes it."""
         return cls.of(
             config,
             has_vocabulary_head=head == "language_model",
             is_frozen=policy.lora is not None,
             recomputes_layers=policy.activation_checkpointing,
+            mtp=mtp,
         )
 
     def needed_flops(self, tokens: float, squares: float) -> float:
@@ -102,7 +131,10 @@ class Model:
             return matrices + attention + head * scored
         gradients = INPUT_GRADIENT if self.is_frozen else GRADIENTS
         layer_passes = FORWARD * (1 + self.recomputes_layers)
-        return (
+        ahead = 0.0
+        if self.mtp is not None:
+            ahead = self.mtp.computed_flops(geometry, tokens, scored, pairs, self.recomputes_layers)
+        return ahead + (
             matrices * (layer_passes + gradients)
             + attention * (layer_passes + GRADIENTS)
             + head * (scored * (2 * FORWARD + gradients) - kept * FORWARD)

@@ -42,6 +42,9 @@ class Spread:
     expert: int = 1
     shards: int = 1
     """Ranks that divide parameters or optimizer state, of the same part of the model"""
+    mtp_passes: int = 0
+    """Forward passes of one depth of MTP, by layers besides the model's own, that training makes of each sequence; a
+    backward pass counts as two"""
     gathers_layers: bool = False
     """Each microbatch gathers every layer and reduces its gradients (FSDP); else once per update"""
     mixture_start_s: float = 0.0
