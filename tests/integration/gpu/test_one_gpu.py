@@ -174,9 +174,7 @@ def test_every_loss_is_what_it_is_on_the_cpu(seed: int) -> None:
 
     for loss in LOSSES:
         outputs, batch = batch_for(loss, seed, log_ratios=ORDINARY, sampler=(-1.0, -0.5))
-        if (
-            "teacher_uncommon" in loss.requires
-        ):  # equal probabilities are kinks of sorted L1: a rounding makes the slope
+        if "teacher_uncommon" in loss.requires:  # equal ones are kinks of a sorted L1: roundings make the slope
             batch = batch.with_tokens(teacher_uncommon=batch["teacher_uncommon"] - 0.1)
             outputs = outputs - 0.01 * torch.arange(outputs.shape[1])
         found = []
