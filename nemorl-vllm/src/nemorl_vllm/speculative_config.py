@@ -8,6 +8,7 @@ from typing import Literal
 from nemorl.config import Config, ModelName
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
+from nemorl_rl.drafts.config import DRAFT_METRICS, FreshDraft, KeepFresh
 from pydantic import Field
 
 SPECULATION_METRICS: Mapping[str, MetricInfo] = {
@@ -30,6 +31,7 @@ SPECULATION_METRICS: Mapping[str, MetricInfo] = {
         "`speculative`: tokens that a pass over a guess gave, one of them the model's own; 1 is as without guesses",
         smooth=True,
     ),
+    **DRAFT_METRICS,
 }
 
 
@@ -44,10 +46,13 @@ class SpeculativeConfig(Config):
     method: Literal["ngram", "draft_model", "eagle3"] = "ngram"
     """``ngram``: what followed the last tokens where they stood before, in the prompt or the response. ``draft_model``:
     what a smaller model of the same tokenizer draws. ``eagle3``: what a head draws that was trained to read the hidden
-    states of the policy (EAGLE-3, arXiv:2503.01840). Updates of the policy reach neither: as it moves away, fewer of
-    their guesses are accepted."""
+    states of the policy (EAGLE-3, arXiv:2503.01840). As the policy moves away from them, fewer of their guesses are
+    accepted; a ``draft_model`` can be kept fresh."""
     model: ModelName | None = None
     """The smaller model or the head, a folder or a name on the Hugging Face Hub."""
+    keep_fresh: KeepFresh | None = None
+    """Train the smaller model on what the policy samples, and give it to the engine with each update of the policy,
+    e.g. ``{lr: 1e-4}``. Unset: it stays as stored."""
     num_speculative_tokens: int = Field(4, ge=1, le=32)
     """Tokens guessed at a time. Lower it when few are accepted (``train/draft_acceptance_rate``)."""
     prompt_lookup_min: int = Field(2, ge=1)
@@ -60,6 +65,13 @@ class SpeculativeConfig(Config):
         """Guesses come from a model of their own."""
         return self.method != "ngram"
 
+    @property
+    def fresh_draft(self) -> FreshDraft | None:
+        """The smaller model, where the run trains it."""
+        if self.keep_fresh is None or self.model is None:
+            return None
+        return FreshDraft(self.model, self.keep_fresh)
+
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()
         if self.has_weights and self.model is None:
@@ -69,5 +81,11 @@ class SpeculativeConfig(Config):
             yield ConfigIssue("prompt_lookup_max", message, "remove prompt_lookup_min and prompt_lookup_max")
         if self.model is not None and not self.has_weights:
             yield ConfigIssue("model", f"method {self.method!r} guesses without a model", "set method: draft_model")
+        if self.keep_fresh is not None and self.method != "draft_model":
+            reads = (
+                "guesses without a model" if self.method == "ngram" else "reads hidden states, which are not at hand"
+            )
+            message = f"the draft of method {self.method!r} cannot be trained: it {reads}"
+            yield ConfigIssue("keep_fresh", message, "use a small model (method: draft_model), or remove keep_fresh")
         if self.prompt_lookup_min > self.prompt_lookup_max:
             yield ConfigIssue("prompt_lookup_min", "is above prompt_lookup_max", "swap them")

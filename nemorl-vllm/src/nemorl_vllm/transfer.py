@@ -78,7 +78,6 @@ class HandleTransfer(WeightTransferEngine[SenderAddress, FetchedWeights]):
 
     init_info_cls = SenderAddress
     update_info_cls = FetchedWeights
-    supports_draft_weight_update = False
     _group: BroadcastGroup | None = None
 
     def init_transfer_engine(self, init_info: SenderAddress) -> None:

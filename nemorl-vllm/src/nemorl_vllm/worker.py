@@ -24,6 +24,7 @@ enable_amx()  # a worker of a multi-device engine is a fresh process: this modul
 from nemorl.errors import DeadlineError, WeightsLostError  # noqa: E402
 from nemorl.weights import WeightHandle  # noqa: E402
 from nemorl_tensors.engines.buckets import CountedBuckets  # noqa: E402
+from nemorl_tensors.engines.drafted import parts_of  # noqa: E402
 from nemorl_tensors.engines.observing import Activations, Recorder  # noqa: E402
 from nemorl_tensors.engines.parking import Parking, bytes_held  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -48,6 +49,7 @@ class WorkerExtension:
     vllm_config: Any
     weight_transfer_engine: Any
     start_weight_update: Callable[[], None]
+    start_draft_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
 
@@ -145,7 +147,7 @@ class WorkerExtension:
         parts = sorted(Path(folder).glob("*.safetensors"))
         if not parts:
             raise FileNotFoundError(f"no *.safetensors in {folder}")
-        self._replace_weights(map(load_file, parts))
+        self._replace_weights(map(load_file, parts), self.start_weight_update)
 
     def nemorl_update_weights(self, handles: Sequence[WeightHandle]) -> NotFetched | int:
         """Replace the model's weights in place, by vLLM's own steps of an update.
@@ -161,23 +163,31 @@ class WorkerExtension:
             BackendError: Names or shapes are not those of the model. The weights are then no longer usable.
         """
         handle = handles[self.vllm_config.parallel_config.node_rank]
-        # Of all transports this one alone cannot fail on the way, and may make tensors as it goes.
+        policy, draft = parts_of(handle)
         try:
-            buckets = CountedBuckets(handle.buckets() if handle.is_in_process else list(handle.buckets()))
+            weights = _fetched(policy)
+            guessing = _fetched(draft) if draft is not None else None
         except (WeightsLostError, DeadlineError) as error:
             return NotFetched(error)
-        self._replace_weights(buckets)
-        return buckets.nbytes
+        self._replace_weights(weights, self.start_weight_update)
+        if guessing is None:
+            return weights.nbytes
+        self._replace_weights(guessing, self.start_draft_weight_update)
+        return weights.nbytes + guessing.nbytes
 
-    def _replace_weights(self, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
-        """By vLLM's own steps of an update."""
-        self.start_weight_update()
+    def _replace_weights(self, buckets: Iterable[Mapping[str, torch.Tensor]], start: Callable[[], None]) -> None:
+        """By vLLM's own steps of an update, of the model that ``start`` chooses."""
+        start()
+        engine = self.weight_transfer_engine
+        model, config = engine.model, engine.model_config
         try:
             self.update_weights({"buckets": buckets})
         except Exception:
             # vLLM takes the update for closed; layers that are half way must be finished, or no other can begin.
+            engine.set_weight_update_target(model, config)
             with set_current_vllm_config(self.vllm_config):
-                self.weight_transfer_engine.finish_weight_update()
+                engine.finish_weight_update()
+            engine.reset_weight_update_target()
             raise
         self.finish_weight_update()
 
@@ -185,6 +195,12 @@ class WorkerExtension:
 def _end_after(parent: Any) -> None:
     parent.join()
     os._exit(1)
+
+
+def _fetched(handle: WeightHandle) -> CountedBuckets:
+    """All of a model's tensors. Of all transports the one within a process alone cannot fail on the way, and may make
+    tensors as it goes."""
+    return CountedBuckets(handle.buckets() if handle.is_in_process else list(handle.buckets()))
 
 
 def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:

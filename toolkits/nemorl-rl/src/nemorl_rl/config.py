@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.component import Component
-from nemorl.config.models import GenerationConfig, Placement
+from nemorl.config.models import AuxiliaryModel, GenerationConfig, Placement
 from nemorl.config.run import RunConfig, ValidationConfig
 from nemorl.errors import ConfigIssue, boundary
 from nemorl.metrics import MetricInfo
@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 
 from nemorl_rl.curriculum.choosing import AnySampler
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
+from nemorl_rl.drafts.config import draft_models
 from nemorl_rl.placement.place import place
 from nemorl_rl.rollouts.outcomes import OutcomeTable
 from nemorl_rl.rollouts.recording import RecordingConfig
@@ -221,6 +222,11 @@ class RolloutRunConfig(RunConfig):
     def sampler(self) -> GenerationConfig:
         return self.generation
 
+    @property
+    def auxiliary_models(self) -> Mapping[str, AuxiliaryModel]:
+        """The draft of the engine, where the run trains it. Algorithms that have models of their own add them."""
+        return draft_models(self.generation.backend, self.policy)
+
     def sampling(self, **changes: Any) -> SamplingParams:
         """How responses are drawn that the policy learns from: as ``generation`` says, and what its backend asks for.
 
@@ -246,6 +252,7 @@ class RolloutRunConfig(RunConfig):
             )
         yield from self._generation_problems()
         yield from self._turn_problems()
+        yield from self._draft_problems()
 
     def launch_problems(self) -> Iterator[ConfigIssue]:
         yield from super().launch_problems()
@@ -274,6 +281,15 @@ class RolloutRunConfig(RunConfig):
 
     def place(self) -> Placement:
         return place(self)
+
+    def _draft_problems(self) -> Iterator[ConfigIssue]:
+        """A draft that is to be trained, and an algorithm whose own models left no room for it."""
+        if not draft_models(self.generation.backend, self.policy).keys() <= self.auxiliary_models.keys():
+            yield ConfigIssue(
+                "generation.backend.speculative.keep_fresh",
+                f"{self.algorithm or type(self).__name__} names its models without those of RolloutRunConfig",
+                "add super().auxiliary_models to the auxiliary_models of its config, or remove keep_fresh",
+            )
 
     def _turn_problems(self) -> Iterator[ConfigIssue]:
         if not self.cluster.take_turns:
