@@ -48,7 +48,7 @@ class KeepFresh(Config):
         False
     """
 
-    lr: float = Field(1e-4, gt=0, le=1)
+    lr: float = Field(1e-5, gt=0, le=1)
     """Learning rate of AdamW; larger than the policy's, which the draft has to follow."""
     every: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """It learns in every so many steps. Raise it where the policy moves slowly."""

@@ -65,6 +65,11 @@ class DraftTrainer:
             metrics = values(run_updates(trainer.run.auxiliary_models[DRAFT], DraftLoss(), minibatches))
         self._found = {"train/draft_loss": metrics["loss"]}
 
+    def on_fit_end(self, trainer: BaseTrainer[Any]) -> None:
+        """Beside the model of a run that is complete lies the draft that goes with it."""
+        if trainer.config.checkpoint.export and trainer.step >= trainer.total_steps:
+            trainer.run.auxiliary_models[DRAFT].save_pretrained(trainer.run.path / DRAFT)
+
     def on_log(self, metrics: dict[str, float]) -> None:
         metrics.update(self._found)
         self._found = {}
