@@ -165,6 +165,13 @@ def test_the_policy_learns_what_it_learns_without_a_draft(tmp_path: Path) -> Non
     assert found[0] == found[1]
 
 
+def test_taking_turns_on_the_devices_changes_no_draft(tmp_path: Path) -> None:
+    for name, cluster in (("stay", {}), ("turns", {"take_turns": True})):
+        fit(settings(tmp_path / name, cluster=cluster))
+    found, wanted = draft_of(tmp_path / "turns", 3), draft_of(tmp_path / "stay", 3)
+    assert all(found[name].equal(wanted[name]) for name in wanted)
+
+
 def test_it_learns_as_often_and_from_as_much_as_it_is_told(tmp_path: Path) -> None:
     records = fit(settings(tmp_path / "run", fresh={"lr": 0.01, "every": 2, "updates": 2, "max_tokens": 30}))
     assert ["train/draft_loss" in record for record in records] == [False, True, False]
