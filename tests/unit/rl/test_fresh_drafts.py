@@ -257,6 +257,21 @@ def test_an_algorithm_that_forgets_the_draft_is_refused(raises: Raises) -> None:
         validate(Forgetful, {"model": "org/policy", "generation": {"backend": backend}})
 
 
+def test_an_engine_of_another_environment_is_refused_a_draft(raises: Raises) -> None:
+    class StandIn(HFGenerationConfig):
+        speculative: Any = None
+
+    nemorl.register_generation_backend("elsewhere")(StandIn)
+
+    def run(**options: Any) -> Any:
+        backend = {"name": "elsewhere", "speculative": {"method": "draft_model", **options}}
+        return nemorl.load_config({"algorithm": "grpo", "model": "org/policy", "generation": {"backend": backend}})
+
+    assert run().auxiliary_models == {}
+    with raises(ConfigError, path="generation.backend.speculative.keep_fresh"):
+        run(keep_fresh={})
+
+
 def test_a_draft_is_small_and_trained_whole_whatever_the_policy_is() -> None:
     policy = PolicyConfig(
         model_name="org/policy",

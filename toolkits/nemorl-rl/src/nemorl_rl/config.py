@@ -19,7 +19,6 @@ from pydantic import Field, model_validator
 
 from nemorl_rl.curriculum.choosing import AnySampler
 from nemorl_rl.declared_metrics import ROLLOUT_METRICS
-from nemorl_rl.drafts.config import draft_models
 from nemorl_rl.placement.place import place
 from nemorl_rl.rollouts.outcomes import OutcomeTable
 from nemorl_rl.rollouts.recording import RecordingConfig
@@ -225,6 +224,8 @@ class RolloutRunConfig(RunConfig):
     @property
     def auxiliary_models(self) -> Mapping[str, AuxiliaryModel]:
         """The draft of the engine, where the run trains it. Algorithms that have models of their own add them."""
+        from nemorl_rl.drafts.config import draft_models
+
         return draft_models(self.generation.backend, self.policy)
 
     def sampling(self, **changes: Any) -> SamplingParams:
@@ -283,13 +284,17 @@ class RolloutRunConfig(RunConfig):
         return place(self)
 
     def _draft_problems(self) -> Iterator[ConfigIssue]:
-        """A draft that is to be trained, and an algorithm whose own models left no room for it."""
+        """A draft that is to be trained, and an engine or an algorithm without a place for it."""
+        from nemorl_rl.drafts.config import OPTION, draft_models, is_out_of_reach
+
+        path = f"generation.backend.{OPTION}"
+        if is_out_of_reach(self.generation.backend):
+            what = "the engine is of another environment, which a draft that this run trains does not reach"
+            yield ConfigIssue(path, what, "install its package here, or remove keep_fresh")
         if not draft_models(self.generation.backend, self.policy).keys() <= self.auxiliary_models.keys():
-            yield ConfigIssue(
-                "generation.backend.speculative.keep_fresh",
-                f"{self.algorithm or type(self).__name__} names its models without those of RolloutRunConfig",
-                "add super().auxiliary_models to the auxiliary_models of its config, or remove keep_fresh",
-            )
+            what = f"{self.algorithm or type(self).__name__} names its models without those of RolloutRunConfig"
+            fix = "add super().auxiliary_models to the auxiliary_models of its config, or remove keep_fresh"
+            yield ConfigIssue(path, what, fix)
 
     def _turn_problems(self) -> Iterator[ConfigIssue]:
         if not self.cluster.take_turns:

@@ -29,7 +29,6 @@ from nemorl_rl.data.code_fingerprints import code_fingerprints
 from nemorl_rl.data.prompt_check import FIRST_ROWS, prompt_problems
 from nemorl_rl.data.rows import RowDataModule
 from nemorl_rl.data.tokenizer import Tokenizer
-from nemorl_rl.drafts.config import fresh_draft
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import RewardSource, as_environment
 from nemorl_rl.evaluation.evaluation import evaluate, planned_turns
@@ -255,16 +254,13 @@ class RolloutTrainer(BaseTrainer[R]):
         return code_fingerprints(self._scorer)
 
     def own_hooks(self) -> Mapping[str, object]:
-        hooks: dict[str, object] = {
+        from nemorl_rl.drafts.config import draft_hooks
+
+        return {
             "nemorl-rl:remarks": Remarks(),
             "nemorl-rl:completions": Completions(self.config.records.print_completions, self._show),
+            **draft_hooks(self.config.generation.backend),
         }
-        draft = fresh_draft(self.config.generation.backend)
-        if draft is not None:
-            from nemorl_rl.drafts.training import DraftTrainer
-
-            hooks["nemorl-rl:draft"] = DraftTrainer(draft.settings)
-        return hooks
 
     def _show(self, text: str) -> None:
         self.run.console.message(text)

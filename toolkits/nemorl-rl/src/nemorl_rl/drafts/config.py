@@ -27,6 +27,9 @@ from pydantic import Field
 
 from nemorl_rl.placement.tenants import DRAFT
 
+OPTION = "speculative.keep_fresh"
+"""Where engines have the options of this module."""
+
 DRAFT_METRICS: Mapping[str, MetricInfo] = {
     "train/draft_loss": MetricInfo(
         "Distance of the draft",
@@ -109,3 +112,21 @@ def draft_models(backend: GenerationBackendConfig, policy: PolicyConfig) -> Mapp
     """It by its role, among the models of a run."""
     found = fresh_draft(backend)
     return {} if found is None else {DRAFT: found.beside(policy)}
+
+
+def draft_hooks(backend: GenerationBackendConfig) -> Mapping[str, object]:
+    """The hook object that trains it, by name. Importing that imports torch."""
+    found = fresh_draft(backend)
+    if found is None:
+        return {}
+    from nemorl_rl.drafts.training import DraftTrainer
+
+    return {"nemorl-rl:draft": DraftTrainer(found.settings)}
+
+
+def is_out_of_reach(backend: GenerationBackendConfig) -> bool:
+    """A draft is asked for, of an engine whose config class lives in another environment: what stands here in its
+    place has the options as they were given, and none of its properties."""
+    section, _, name = OPTION.partition(".")
+    options = dict(backend).get(section)
+    return isinstance(options, Mapping) and options.get(name) is not None
