@@ -155,6 +155,7 @@ def test_every_update_brings_the_engine_the_draft_that_learns(tmp_path: Path) ->
     assert all("train/draft_loss" not in one for one in others if "train/loss" not in one)
 
 
+@pytest.mark.slow
 def test_the_policy_learns_what_it_learns_without_a_draft(tmp_path: Path) -> None:
     plain = settings(tmp_path / "plain")
     plain["generation"] = {"max_new_tokens": 6}
@@ -165,6 +166,7 @@ def test_the_policy_learns_what_it_learns_without_a_draft(tmp_path: Path) -> Non
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_taking_turns_on_the_devices_changes_no_draft(tmp_path: Path) -> None:
     for name, cluster in (("stay", {}), ("turns", {"take_turns": True})):
         fit(settings(tmp_path / name, cluster=cluster))
@@ -172,6 +174,7 @@ def test_taking_turns_on_the_devices_changes_no_draft(tmp_path: Path) -> None:
     assert all(found[name].equal(wanted[name]) for name in wanted)
 
 
+@pytest.mark.slow
 def test_it_learns_as_often_and_from_as_much_as_it_is_told(tmp_path: Path) -> None:
     records = fit(settings(tmp_path / "run", fresh={"lr": 0.01, "every": 2, "updates": 2, "max_tokens": 30}))
     assert ["train/draft_loss" in record for record in records] == [False, True, False]
@@ -181,6 +184,7 @@ def test_it_learns_as_often_and_from_as_much_as_it_is_told(tmp_path: Path) -> No
     assert second.equal(third)
 
 
+@pytest.mark.slow
 def test_a_complete_run_leaves_its_draft_beside_its_model(tmp_path: Path) -> None:
     fit(settings(tmp_path / "run", checkpoint={"every": 0, "export": True}))
     exported = load_file(tmp_path / "run/draft/model.safetensors")
@@ -236,6 +240,7 @@ def test_algorithms_with_models_of_their_own_have_a_draft_besides(algorithm: dic
     assert config.auxiliary_models.keys() == {*plain.auxiliary_models, "draft"}
 
 
+@pytest.mark.slow
 def test_a_run_without_a_draft_so_far_begins_one_when_it_goes_on(tmp_path: Path) -> None:
     backend = {"name": "guessing"}
     fit(settings(tmp_path / "run", max_steps=1, generation={"max_new_tokens": 6, "backend": backend}))

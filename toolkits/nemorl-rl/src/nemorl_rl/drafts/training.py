@@ -53,6 +53,9 @@ class DraftTrainer:
         self._found: Mapping[str, float] = {}
         """Metrics that are not logged yet"""
 
+    def on_step_begin(self) -> None:
+        self._found = {}  # of a step that ended early, with a lost worker
+
     def on_rollout_end(self, trainer: BaseTrainer[Any], step: int, samples: Samples) -> None:
         if not self._settings.trains_at(step):
             return
