@@ -203,8 +203,8 @@ class Resumable(Generic[C]):
             ) from error
         if self.progress.step != checkpoint.step:
             raise CheckpointError(f"{checkpoint.path / 'trainer.json'} is the state of step {self.progress.step}")
-        for name, learner in self.run.learners.items():
-            learner.load_checkpoint(checkpoint.path / name)
+        for name in sorted(self.run.learners.keys() & {part.name for part in checkpoint.path.iterdir()}):
+            self.run.learners[name].load_checkpoint(checkpoint.path / name)
         if not state.get("optimizer", True):
             self.run.warn(f"{checkpoint.path.name} was saved without optimizer state: the optimizer starts anew")
 

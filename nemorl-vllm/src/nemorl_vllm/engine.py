@@ -179,7 +179,7 @@ def engine_args(
 def _speculation(options: SpeculativeConfig) -> dict[str, Any]:
     """vLLM's settings of what guesses."""
     if not options.has_weights:
-        return options.model_dump(exclude={"model"})
+        return options.model_dump(exclude={"model", "keep_fresh"})
     return {
         **options.model_dump(include={"method", "model", "num_speculative_tokens"}, exclude_none=True),
         "draft_sample_method": "probabilistic",  # the likeliest token alone is a poor guess at temperature 1

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nemorl.plugins import registry
 from nemorl.resources.ports import free_port
 from nemorl.weights import WeightHandle, transport
+from nemorl_tensors.engines.drafted import DraftedHandle, parts_of
 
 from nemorl_vllm.environment import import_vllm, process_state_kept
 
@@ -41,16 +42,21 @@ class Republisher:
     """Weights in memory that all processes of this node can map."""
 
     def __init__(self) -> None:
-        self._memory = transport(SHARED_MEMORY)
+        self._policy, self._draft = transport(SHARED_MEMORY), transport(SHARED_MEMORY)
 
     def handle(self, handle: WeightHandle) -> WeightHandle:
         """The same weights, as every process of the node can fetch them by itself."""
         if registry().load("weight_transports", handle.transport).reaches_subprocesses:
             return handle
-        return WeightHandle(SHARED_MEMORY, handle.version, self._memory.publish(handle.buckets))
+        policy, draft = parts_of(handle)
+        here = WeightHandle(SHARED_MEMORY, policy.version, self._policy.publish(policy.buckets))
+        if draft is None:
+            return here
+        return DraftedHandle.of(here, WeightHandle(SHARED_MEMORY, draft.version, self._draft.publish(draft.buckets)))
 
     def close(self) -> None:
-        self._memory.close()
+        self._policy.close()
+        self._draft.close()
 
 
 class NodeWorkers:

@@ -25,6 +25,7 @@ enable_amx()  # a worker of a multi-device engine is a fresh process: this modul
 from nemorl.errors import DeadlineError, WeightsLostError  # noqa: E402
 from nemorl.weights import WeightHandle  # noqa: E402
 from nemorl_tensors.engines.buckets import CountedBuckets  # noqa: E402
+from nemorl_tensors.engines.drafted import parts_of  # noqa: E402
 from nemorl_tensors.engines.observing import Activations, Recorder  # noqa: E402
 from nemorl_tensors.engines.parking import Parking, bytes_held  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
@@ -52,8 +53,8 @@ class WorkerExtension:
     vllm_config: Any
     weight_transfer_engine: Any
     start_weight_update: Callable[[], None]
-    update_weights: Callable[[dict[str, Any]], None]
     start_draft_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
 
     nemorl_parking: Parking | None = None
@@ -167,24 +168,28 @@ class WorkerExtension:
             BackendError: Names or shapes are not those of the model. The weights are then no longer usable.
         """
         handle = handles[self.vllm_config.parallel_config.node_rank]
-        # Of all transports this one alone cannot fail on the way, and may make tensors as it goes.
+        policy, draft = parts_of(handle)
         try:
-            buckets = CountedBuckets(handle.buckets() if handle.is_in_process else list(handle.buckets()))
+            weights = _fetched(policy)
+            guessing = _fetched(draft) if draft is not None else None
         except (WeightsLostError, DeadlineError) as error:
             return NotFetched(error)
-        self._replace_weights(buckets)
-        return buckets.nbytes
+        self._replace_weights(weights)
+        if guessing is None:
+            return weights.nbytes
+        self._replace(guessing, self.start_draft_weight_update)
+        return weights.nbytes + guessing.nbytes
 
     def _replace_weights(self, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         """Those of the policy, and of the MTP layers that guess for it if they are among them."""
         speculative = self.vllm_config.speculative_config
         if speculative is None or speculative.method != "mtp":
-            self._replace(self.start_weight_update, buckets)
+            self._replace(buckets, self.start_weight_update)
             return
         kept = MtpTensors(self.vllm_config.model_config.hf_text_config.num_hidden_layers)
-        self._replace(self.start_weight_update, kept.passed_on(buckets))
+        self._replace(kept.passed_on(buckets), self.start_weight_update)
         if kept.tensors:
-            self._replace(self.start_draft_weight_update, [kept.tensors])
+            self._replace([kept.tensors], self.start_draft_weight_update)
         elif not self.nemorl_told_of_mtp:
             self.nemorl_told_of_mtp = True
             logger.warning(
@@ -192,15 +197,19 @@ class WorkerExtension:
                 "guesses are accepted as the policy moves away (backend megatron trains them: policy.backend.mtp)"
             )
 
-    def _replace(self, start: Callable[[], None], buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
-        """By vLLM's own steps of an update."""
+    def _replace(self, buckets: Iterable[Mapping[str, torch.Tensor]], start: Callable[[], None]) -> None:
+        """By vLLM's own steps of an update, of the model that ``start`` chooses."""
         start()
+        engine = self.weight_transfer_engine
+        model, config = engine.model, engine.model_config
         try:
             self.update_weights({"buckets": buckets})
         except Exception:
             # vLLM takes the update for closed; layers that are half way must be finished, or no other can begin.
+            engine.set_weight_update_target(model, config)
             with set_current_vllm_config(self.vllm_config):
-                self.weight_transfer_engine.finish_weight_update()
+                engine.finish_weight_update()
+            engine.reset_weight_update_target()
             raise
         self.finish_weight_update()
 
@@ -208,6 +217,12 @@ class WorkerExtension:
 def _end_after(parent: Any) -> None:
     parent.join()
     os._exit(1)
+
+
+def _fetched(handle: WeightHandle) -> CountedBuckets:
+    """All of a model's tensors. Of all transports the one within a process alone cannot fail on the way, and may make
+    tensors as it goes."""
+    return CountedBuckets(handle.buckets() if handle.is_in_process else list(handle.buckets()))
 
 
 def _weights(model: torch.nn.Module) -> Iterator[torch.Tensor]:

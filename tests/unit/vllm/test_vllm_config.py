@@ -263,6 +263,29 @@ def test_mtp_layers_guess_where_the_policys_files_have_them(tmp_path: Path, rais
         config.VLLMConfig(speculative={"method": "mtp", "model": "some/head"})
 
 
+def test_only_a_small_model_can_be_kept_fresh(raises: Raises) -> None:
+    fresh = {"keep_fresh": {}}
+    for guesses in ({"method": "ngram"}, {"method": "eagle3", "model": "some/head"}):
+        with raises(ValidationError, guesses["method"], path="speculative.keep_fresh"):
+            config.VLLMConfig(speculative={**guesses, **fresh})
+    draft = {"method": "draft_model", "model": "some/draft"}
+    found = config.VLLMConfig(speculative={**draft, **fresh}).fresh_draft
+    assert found is not None
+    assert found.model_name == "some/draft"
+    assert config.VLLMConfig(speculative=draft).fresh_draft is None
+    assert config.VLLMConfig().fresh_draft is None
+
+
+@pytest.mark.parametrize("engine", [{"name": "hf"}, {"name": "server", "urls": ["http://localhost:1"]}])
+def test_engines_that_do_not_guess_refuse_a_draft_by_name(engine: dict[str, Any], raises: Raises) -> None:
+    from nemorl.config.load import validate
+    from nemorl_grpo import GRPOConfig
+
+    guesses = {"method": "draft_model", "model": "some/draft", "keep_fresh": {}}
+    with raises(ConfigError, "speculative", path="generation.backend.speculative"):
+        validate(GRPOConfig, {"model": "some/model", "generation": {"backend": {**engine, "speculative": guesses}}})
+
+
 def fp8_run(**changes: Any) -> Any:
     """A GRPO config whose sampler computes in FP8, on GPUs."""
     from nemorl.config.load import validate

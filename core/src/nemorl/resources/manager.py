@@ -101,7 +101,7 @@ class ResourceManager:
         self._counting = threading.Lock()
         self.training: HostGroup | None = None
         """The workers of the policy, once there are any."""
-        self.auxiliaries: dict[str, WorkerGroup] = {}
+        self.auxiliaries: dict[str, HostGroup] = {}
         """The workers of other models, by role."""
         self._stack = ExitStack()
         cluster = config.cluster
@@ -134,7 +134,7 @@ class ResourceManager:
     def auxiliary_policy(self, role: str, auxiliary: AuxiliaryModel, planned_updates: int) -> TrainingPolicy:
         """Another model of the run, on the devices of the policy."""
         factory = TrainingFactory(_planned(auxiliary.policy, planned_updates), head=auxiliary.head)
-        group = self.own(self.launcher.training_group(factory, f"{role} on {short_name(auxiliary.policy.backend)}"))
+        self.own(group := self.launcher.training_group(factory, f"{role} on {short_name(auxiliary.policy.backend)}"))
         self.auxiliaries[role] = group
         return TrainingPolicy(group, self.turn_of(role), "shared_prefixes" in auxiliary.policy.backend.supports)
 

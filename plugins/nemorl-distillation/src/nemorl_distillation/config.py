@@ -167,7 +167,8 @@ class TeacherModels(RolloutRunConfig):
     @property
     def auxiliary_models(self) -> Mapping[str, AuxiliaryModel]:
         teachers = self.teachers_by_path.values()
-        return {self.role_of(teacher): AuxiliaryModel(teacher.beside(self.policy)) for teacher in teachers}
+        own = {self.role_of(teacher): AuxiliaryModel(teacher.beside(self.policy)) for teacher in teachers}
+        return {**super().auxiliary_models, **own}
 
 
 class TopKDivergence(Config):

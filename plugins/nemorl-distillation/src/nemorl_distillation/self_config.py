@@ -77,8 +77,8 @@ class SelfTaughtConfig(TopKDivergence, TaughtConfig):
     @property
     def auxiliary_models(self) -> Mapping[str, AuxiliaryModel]:
         if self.teacher_weights == "current" or self.needs_reference:
-            return {}
-        return {INITIAL: AuxiliaryModel(self.policy.model_copy(update={"lora": None}))}
+            return super().auxiliary_models
+        return {**super().auxiliary_models, INITIAL: AuxiliaryModel(self.policy.model_copy(update={"lora": None}))}
 
     def build_loss(self) -> TopKDistillationLoss | SampledReverseKLLoss:
         """The loss of what is compared."""

@@ -127,4 +127,5 @@ class PPOConfig(RewardShaping, ClippedRatio, UpdatesConfig):
     def auxiliary_models(self) -> Mapping[str, AuxiliaryModel]:
         head_start = self.critic_warmup_steps * self.updates_per_step
         critic = self.critic.resolved(self.policy)
-        return {"critic": AuxiliaryModel(critic, head="value", learns=True, extra_updates=head_start)}
+        own = AuxiliaryModel(critic, head="value", learns=True, extra_updates=head_start)
+        return {**super().auxiliary_models, "critic": own}

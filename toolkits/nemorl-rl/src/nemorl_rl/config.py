@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from nemorl.config.base import RESUMABLE, Config
 from nemorl.config.component import Component
-from nemorl.config.models import GenerationConfig, Placement
+from nemorl.config.models import AuxiliaryModel, GenerationConfig, Placement
 from nemorl.config.run import RunConfig, ValidationConfig
 from nemorl.errors import ConfigIssue, boundary
 from nemorl.metrics import MetricInfo
@@ -221,6 +221,13 @@ class RolloutRunConfig(RunConfig):
     def sampler(self) -> GenerationConfig:
         return self.generation
 
+    @property
+    def auxiliary_models(self) -> Mapping[str, AuxiliaryModel]:
+        """The draft of the engine, where the run trains it. Algorithms that have models of their own add them."""
+        from nemorl_rl.drafts.config import draft_models
+
+        return draft_models(self.generation.backend, self.policy)
+
     def sampling(self, **changes: Any) -> SamplingParams:
         """How responses are drawn that the policy learns from: as ``generation`` says, and what its backend asks for.
 
@@ -246,6 +253,7 @@ class RolloutRunConfig(RunConfig):
             )
         yield from self._generation_problems()
         yield from self._turn_problems()
+        yield from self._draft_problems()
 
     def launch_problems(self) -> Iterator[ConfigIssue]:
         yield from super().launch_problems()
@@ -274,6 +282,19 @@ class RolloutRunConfig(RunConfig):
 
     def place(self) -> Placement:
         return place(self)
+
+    def _draft_problems(self) -> Iterator[ConfigIssue]:
+        """A draft that is to be trained, and an engine or an algorithm without a place for it."""
+        from nemorl_rl.drafts.config import OPTION, draft_models, is_out_of_reach
+
+        path = f"generation.backend.{OPTION}"
+        if is_out_of_reach(self.generation.backend):
+            what = "the engine is of another environment, which a draft that this run trains does not reach"
+            yield ConfigIssue(path, what, "install its package here, or remove keep_fresh")
+        if not draft_models(self.generation.backend, self.policy).keys() <= self.auxiliary_models.keys():
+            what = f"{self.algorithm or type(self).__name__} names its models without those of RolloutRunConfig"
+            fix = "add super().auxiliary_models to the auxiliary_models of its config, or remove keep_fresh"
+            yield ConfigIssue(path, what, fix)
 
     def _turn_problems(self) -> Iterator[ConfigIssue]:
         if not self.cluster.take_turns:

@@ -254,9 +254,12 @@ class RolloutTrainer(BaseTrainer[R]):
         return code_fingerprints(self._scorer)
 
     def own_hooks(self) -> Mapping[str, object]:
+        from nemorl_rl.drafts.config import draft_hooks
+
         return {
             "nemorl-rl:remarks": Remarks(),
             "nemorl-rl:completions": Completions(self.config.records.print_completions, self._show),
+            **draft_hooks(self.config.generation.backend),
         }
 
     def _show(self, text: str) -> None:

@@ -20,7 +20,7 @@ from nemorl.weights import WeightHandle, in_process_handle
 from nemorl_rl.agents.contract import CONSTRAINED
 from nemorl_rl.config import RolloutRunConfig
 from nemorl_rl.placement.tenant_resources import TenantResources
-from nemorl_rl.placement.tenants import ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, Phase, PhaseGate
+from nemorl_rl.placement.tenants import DRAFT, ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, Phase, PhaseGate
 from nemorl_rl.serving.generation_policy import REPORTS, GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests
 from nemorl_rl.serving.snapshots import held_versions, takes_versions
@@ -146,13 +146,19 @@ class RolloutResources(TenantResources):
         return [*found, *super().new_remarks()]
 
     def weight_handle(self, version: int) -> WeightHandle:
-        """The training policy's current weights, over the transport that both sides declare."""
+        """The training policy's current weights, and those of a draft that learns beside it, over the transport that
+        both sides declare."""
         assert self.training is not None, "weights were asked for before the training policy was built"
         if self.placement.is_attached:
             return in_process_handle(None, version)  # nothing travels
         assert self.placement.transport is not None, "the config checks that the backends share a transport"
+        transport, draft = self.placement.transport, self.auxiliaries.get(DRAFT)
         with self._during(SYNC):
-            self._published = self._publish(self.training, self.placement.transport, version)
+            self._published = self._publish(self.training, transport, version)
+            if draft is not None:
+                from nemorl_tensors.engines.drafted import DraftedHandle
+
+                self._published = DraftedHandle.of(self._published, draft.publish(transport, version))
         self._version = version
         return self._published
 
@@ -172,6 +178,8 @@ class RolloutResources(TenantResources):
                 self.training.call(PublishesPieces.withdraw_pieces)
             else:
                 self.training.call_as("host", WorkerHost.withdraw)
+            if DRAFT in self.auxiliaries:
+                self.auxiliaries[DRAFT].call_as("host", WorkerHost.withdraw)
             self._published = None
 
     def _newest(self) -> WeightHandle | None:

@@ -25,7 +25,8 @@ Parts = tuple[MemoryPart, ...]
 OnDevice = Mapping[str, Parts]
 """Tenant -> its parts that are in the devices' memory, in the order in which they come."""
 
-ENGINE, POLICY = "engine", "policy"
+ENGINE, POLICY, DRAFT = "engine", "policy", "draft"
+"""The draft guesses tokens ahead in the engine, where it is another model of the run (``drafts.config``)."""
 
 
 class Phase(NamedTuple):
@@ -74,7 +75,8 @@ def phases(roles: Sequence[str], *, shares_weights: bool, adapted: Collection[st
         table[ROLLOUT] = {POLICY: ("weights",), ENGINE: ("weights", "cache")}
     else:
         table[ROLLOUT] = {ENGINE: ("weights", "cache")}
-    return {**table, SYNC: {POLICY: ("weights",), ENGINE: ("weights",)}}
+    sent: OnDevice = {role: ("weights",) for role in (POLICY, DRAFT) if role == POLICY or role in roles}
+    return {**table, SYNC: {**sent, ENGINE: ("weights",)}}
 
 
 class Tenant(Protocol):

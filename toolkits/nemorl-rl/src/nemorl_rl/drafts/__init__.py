@@ -1,0 +1,1 @@
+"""Draft models that learn beside the policy for which they guess tokens ahead."""
