@@ -198,6 +198,7 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
             "filtered_logprobs",
             "media",
             "prompt_logprobs",
+            "receipts",
             "routes",
             "shared_weights",
             "sleep",

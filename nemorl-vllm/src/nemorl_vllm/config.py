@@ -95,6 +95,7 @@ class VLLMConfig(LowerPrecision, GenerationBackendConfig, PlansEngine):
             "in_flight_updates",
             "media",
             "prompt_logprobs",
+            "receipts",
             "several_nodes",
             "sleep",
             "submit",

@@ -47,7 +47,8 @@ class Republisher:
         """The same weights, as every process of the node can fetch them by itself."""
         if registry().load("weight_transports", handle.transport).reaches_subprocesses:
             return handle
-        return WeightHandle(SHARED_MEMORY, handle.version, self._memory.publish(handle.buckets))
+        payload = self._memory.publish(handle.buckets)
+        return WeightHandle(SHARED_MEMORY, handle.version, payload, digests=handle.digests)
 
     def close(self) -> None:
         self._memory.close()

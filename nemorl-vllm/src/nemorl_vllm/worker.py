@@ -24,14 +24,17 @@ enable_amx()  # a worker of a multi-device engine is a fresh process: this modul
 from nemorl.errors import DeadlineError, WeightsLostError  # noqa: E402
 from nemorl.weights import WeightHandle  # noqa: E402
 from nemorl_tensors.engines.buckets import CountedBuckets  # noqa: E402
+from nemorl_tensors.engines.digests import PartDigest  # noqa: E402
 from nemorl_tensors.engines.observing import Activations, Recorder  # noqa: E402
 from nemorl_tensors.engines.parking import Parking, bytes_held  # noqa: E402
+from nemorl_tensors.engines.pieces import watched_copies  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.lora.layers import BaseLayerWithLoRA  # noqa: E402
 
 import nemorl_vllm.transfer  # noqa: E402, F401  registers how weights get into the model
 from nemorl_vllm.packed import forget_packed, hidden_bytes, packed_tensors  # noqa: E402
+from nemorl_vllm.receipts import Receipt, lazily  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class WorkerExtension:
 
     nemorl_parking: Parking | None = None
     """Weights and cache that sleep, on a CPU."""
+    nemorl_receipt: Receipt | None = None
+    """Of the last update, if it was asked for."""
     nemorl_recorder: Recorder
     nemorl_observation: ExitStack
     """Removes what records."""
@@ -166,8 +171,19 @@ class WorkerExtension:
             buckets = CountedBuckets(handle.buckets() if handle.is_in_process else list(handle.buckets()))
         except (WeightsLostError, DeadlineError) as error:
             return NotFetched(error)
-        self._replace_weights(buckets)
+        self.nemorl_receipt = None
+        if handle.digests is None:
+            self._replace_weights(buckets)
+            return buckets.nbytes
+        receipt = Receipt()
+        with watched_copies(receipt.copied):
+            self._replace_weights(lazily(buckets))
+        self.nemorl_receipt = receipt
         return buckets.nbytes
+
+    def nemorl_held_digests(self) -> tuple[list[PartDigest], dict[str, str]]:
+        """Digests of what the last update has written into parameters, and why there are none of others."""
+        return ([], {}) if self.nemorl_receipt is None else self.nemorl_receipt.answer()
 
     def _replace_weights(self, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         """By vLLM's own steps of an update."""

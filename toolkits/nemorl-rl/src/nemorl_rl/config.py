@@ -23,6 +23,7 @@ from nemorl_rl.placement.place import place
 from nemorl_rl.rollouts.outcomes import OutcomeTable
 from nemorl_rl.rollouts.recording import RecordingConfig
 from nemorl_rl.rollouts.reward_penalties import RewardPenalties
+from nemorl_rl.serving.receipts import WeightsConfig
 from nemorl_rl.serving.snapshots import holds_adapters
 
 
@@ -191,6 +192,8 @@ class RolloutRunConfig(RunConfig):
     """The sampling engine and its settings."""
     rollouts: RolloutConfig = Field(default_factory=RolloutConfig)
     """How responses are collected and scored."""
+    weights: Annotated[WeightsConfig, RESUMABLE] = Field(default_factory=WeightsConfig)
+    """Receipts by which engines prove what they sample from."""
     records: Annotated[RecordingConfig, RESUMABLE] = Field(default_factory=RecordingConfig)
     """How many rollouts are kept in ``records/``."""
     prompt_sampling: AnySampler | None = None
@@ -318,8 +321,18 @@ class RolloutRunConfig(RunConfig):
             fix = f"set it to at most {cluster.world_size // width}, or leave it unset"
             yield ConfigIssue("cluster.generation_workers", message, fix)
 
+    def _receipt_problems(self) -> Iterator[ConfigIssue]:
+        able, asked = self.generation.backend.supports, self.weights.receipts
+        if asked == "digests" and "receipts" not in able:
+            message = "this generation backend cannot say what weights it holds"
+            yield ConfigIssue("weights.receipts", message, "set it to probe, or leave it out")
+        if asked == "probe" and "prompt_logprobs" not in able:
+            message = "this generation backend scores no prompts: there is nothing to compare the probe with"
+            yield ConfigIssue("weights.receipts", message, "remove it, or use an engine with `prompt_logprobs`")
+
     def _generation_problems(self) -> Iterator[ConfigIssue]:
         placement = self.place()
+        yield from self._receipt_problems()
         if self.rollouts.adapters == "separate" and placement.adapter_obstacle:
             message = f"adapters cannot travel apart from the model: {placement.adapter_obstacle}"
             yield ConfigIssue("rollouts.adapters", message, "remove it")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -44,6 +45,7 @@ from nemorl_rl.rollouts.reward_penalties import PenaliseEpisodes
 from nemorl_rl.rollouts.schedule import Settled
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
+from nemorl_rl.serving.proving import WeightReceipts
 from nemorl_rl.slots import OPEN_RECORDS
 
 if TYPE_CHECKING:
@@ -132,7 +134,13 @@ class RolloutTrainer(BaseTrainer[R]):
         """Give the generator the current policy: outside ``train_step`` it always has it."""
         self.recorder.updated()
         with self.run.timer.phase("weight_sync"):
-            self._sync_bytes = self.generation.update_weights(self.resources.weight_handle(self.progress.step))
+            publish = partial(self.resources.weight_handle, self.progress.step)
+            self._sync_bytes, receipt = self.receipts.update(lambda digests: publish(digests=digests))
+        if receipt is not None:
+            facts = receipt.facts()
+            self.directory.event("weight_receipt", **facts)
+            self.run.hooks.fire("on_weights_proven", trainer=self, step=self.progress.step, receipt=facts)
+            self.receipts.settle(receipt)
         if self.buffer is not None:
             self.buffer.publish(self.progress.step)
         self.run.hooks.fire("on_weights_synced", trainer=self, step=self.progress.step, version=self.progress.step)
@@ -276,6 +284,16 @@ class RolloutTrainer(BaseTrainer[R]):
         self.rollouts = RolloutEngine(
             self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer, penalise=penalise
         )
+        place = config.place()
+        self.receipts = WeightReceipts(
+            config.weights,
+            self.generation,
+            run.policy,
+            self.tokenizer,
+            can_answer="receipts" in config.generation.backend.supports and not place.is_attached,
+            precision=config.policy.precision,
+            warn=self.directory.warn,
+        )
         open_records = OPEN_RECORDS.filled() if config.records.max_gib > 0 else None
         if open_records is not None:
             self.recorder = run.own(open_records(self), "close")
@@ -323,6 +341,8 @@ class RolloutTrainer(BaseTrainer[R]):
         of_buffer = self.buffer.metrics() if self.buffer is not None else {}
         metrics = {**super().step_metrics(rows), **self.generation.take_metrics(), **of_buffer}
         metrics |= self.curriculum.metrics() if self.curriculum is not None else {}
+        if self.receipts.newest is not None and self.receipts.newest.is_proven is not None:
+            metrics = {**metrics, "weights_proven": Mean(float(self.receipts.newest.is_proven))}
         return metrics if self._sync_bytes is None else {**metrics, "weight_sync_bytes": Mean(self._sync_bytes)}
 
     def _record_prompts(self) -> None:
