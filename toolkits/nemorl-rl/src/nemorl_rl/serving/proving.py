@@ -113,7 +113,8 @@ class WeightReceipts:
     def _is_due(self) -> bool:
         if self._is_off:
             return False
-        return self._lives != self._generation.lives or self._receipt_s <= self._config.share * self._sync_s
+        share = self._config.share
+        return self._lives != self._generation.lives or share == 1 or self._receipt_s <= share * self._sync_s
 
     def _receipt(self, handle: WeightHandle) -> Receipt:
         receipt = Receipt(handle.version)
