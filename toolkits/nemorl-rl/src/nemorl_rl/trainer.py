@@ -86,6 +86,8 @@ class RolloutTrainer(BaseTrainer[R]):
         self._step_began_s = time.monotonic()
         """When the present step began"""
         self._scorer: RewardSource | None = config.environment
+        self.receipts: WeightReceipts | None = None
+        """Of the weights that the generator was given."""
         self._sync_bytes: int | None = None
         """Bytes that a replica of the generator read of the weights of the last sync, if it counts"""
 
@@ -130,8 +132,17 @@ class RolloutTrainer(BaseTrainer[R]):
         self.recorder.rollout(samples, "train", self.step, self._step_began_s)
         return samples
 
+    def weights_proven(self, versions: Sequence[int]) -> bool | None:
+        """Whether receipts prove all of these versions; ``None``: nobody knows of one."""
+        return None if self.receipts is None else self.receipts.verdict(versions)
+
     def sync_weights(self) -> None:
-        """Give the generator the current policy: outside ``train_step`` it always has it."""
+        """Give the generator the current policy: outside ``train_step`` it always has it.
+
+        Raises:
+            WeightsUnprovenError: It holds something else (``weights.on_unproven``).
+        """
+        assert self.receipts is not None, "build_parts makes them with the generator"
         self.recorder.updated()
         with self.run.timer.phase("weight_sync"):
             publish = partial(self.resources.weight_handle, self.progress.step)
@@ -341,8 +352,8 @@ class RolloutTrainer(BaseTrainer[R]):
         of_buffer = self.buffer.metrics() if self.buffer is not None else {}
         metrics = {**super().step_metrics(rows), **self.generation.take_metrics(), **of_buffer}
         metrics |= self.curriculum.metrics() if self.curriculum is not None else {}
-        if self.receipts.newest is not None and self.receipts.newest.is_proven is not None:
-            metrics = {**metrics, "weights_proven": Mean(float(self.receipts.newest.is_proven))}
+        proof = None if self.receipts is None or self.receipts.newest is None else self.receipts.newest.is_proven
+        metrics = metrics if proof is None else {**metrics, "weights_proven": Mean(float(proof))}
         return metrics if self._sync_bytes is None else {**metrics, "weight_sync_bytes": Mean(self._sync_bytes)}
 
     def _record_prompts(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -44,7 +44,7 @@ def check_a_receipt_names_what_is_not_as_sent(subject: Subject) -> None:
     comparable = [name for name in new if name not in told.incomparable]
     for number, (what, arriving) in enumerate(planted(old, new, comparable), start=3):
         engine.update_weights(receipted(new, number, arriving), number)
-        found = set(receipt_of(engine, new, number, Sent(1, digests(old))).faults)
+        found = set(receipt_of(engine, new, number, [Sent(1, digests(old))]).faults)
         meant = {name for name in new if not torch.equal(arriving[name], new[name])}
         expect(found == meant, f"{what}: {sorted(meant)}, and the receipt names {sorted(found)}")
     lost = next(name for name in comparable if new[name].ndim == 2)
@@ -67,7 +67,7 @@ def receipted(sent: Tensors, version: int, arriving: Tensors | None = None) -> W
     return replace(in_process_handle(export, version), digests=Digests(digests(sent)))
 
 
-def receipt_of(engine: GenerationBackend, sent: Tensors, version: int, before: Sent | None = None) -> Receipt:
+def receipt_of(engine: GenerationBackend, sent: Tensors, version: int, before: Iterable[Sent] = ()) -> Receipt:
     """What an engine says of tensors that it was sent."""
     held = engine.held_digests(list(sent))  # type: ignore[attr-defined]
     return compare(Sent(version, digests(sent)), [held], before)

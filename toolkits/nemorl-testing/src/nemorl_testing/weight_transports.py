@@ -52,14 +52,14 @@ def check_what_arrives_has_the_digests_that_were_sent(subject: Subject) -> None:
     """Digests of what is fetched are those of what was published: of two versions in turn no tensor is dropped, stale,
     swapped with another or cut short. (DESIGN 7.8)"""
     sender, receiver = subject.config.build(), subject.config.build()  # type: ignore[call-arg]
-    before: Sent | None = None
+    before: list[Sent] = []
     for version in (1, 2):
         tensors = _model(seed=version)
         export, sent = digested(_export(tensors))
         payload = sender.publish(export)
         arrived = {name: tensor for bucket in receiver.fetch(payload) for name, tensor in bucket.items()}
         found = compare(Sent(version, dict(sent)), [digests(arrived)], before)
-        before = Sent(version, dict(sent))
+        before.append(Sent(version, dict(sent)))
         expect(not found.faults and found.proven == len(tensors), f"version {version}: {dict(found.faults)}")
     sender.close()
     receiver.close()

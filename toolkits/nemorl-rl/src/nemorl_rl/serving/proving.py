@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ PROBE_TEXTS = (
 )
 PROBE_TOKENS = 32
 """Of each text."""
+KEPT_VERSIONS = 8
+"""Whose digests are kept, to know a stale tensor by."""
 FLOAT32_TOLERANCE, TOLERANCE = 0.01, 0.25
 """Nats. Between float32 passes 1e-4 is usual; bfloat16, and weights rounded to 8 bits, stay well below the second."""
 
@@ -59,7 +62,8 @@ class WeightReceipts:
         self._digests = can_answer
         default = FLOAT32_TOLERANCE if precision == "float32" else TOLERANCE
         self._tolerance = config.probe_tolerance or default
-        self._before: Sent | None = None
+        self._before: deque[Sent] = deque(maxlen=KEPT_VERSIONS)
+        """The newest first"""
         self._probes_before: Sequence[Probe] = ()
         self._lives: int | None = None
         """Of the engines when they were asked last"""
@@ -121,7 +125,7 @@ class WeightReceipts:
         if handle.digests is not None:
             sent = Sent(handle.version, dict(handle.digests))
             receipt = compare(sent, self._generation.answers, self._before)
-            self._before = sent
+            self._before.appendleft(sent)
         wants = self._config.receipts == "probe" or (self._config.receipts == "auto" and receipt.incomparable)
         return self._with_probe(receipt) if wants else receipt
 

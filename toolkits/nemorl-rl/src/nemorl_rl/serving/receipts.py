@@ -9,7 +9,7 @@ Asking engines and the trainer is the affair of ``proving``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -117,13 +117,13 @@ class Sent:
     digests: Mapping[str, Digest]
 
 
-def compare(sent: Sent, answers: Sequence[Mapping[str, Digest | str]], before: Sent | None = None) -> Receipt:
+def compare(sent: Sent, answers: Sequence[Mapping[str, Digest | str]], before: Iterable[Sent] = ()) -> Receipt:
     """What the answers of replicas say about weights.
 
     Args:
         sent: By the trainer.
         answers: One per replica: digests, reasons why there is none, or nothing.
-        before: The version that had a receipt before this one.
+        before: Earlier versions that had a receipt, the newest first.
     """
     faults: dict[str, str] = {}
     incomparable: dict[str, str] = {}
@@ -139,13 +139,16 @@ def compare(sent: Sent, answers: Sequence[Mapping[str, Digest | str]], before: S
     return Receipt(sent.version, proven, faults, incomparable)
 
 
-def _likely(name: str, found: Digest | None, sent: Sent, held: Mapping[str, Digest | str], before: Sent | None) -> str:
+def _likely(
+    name: str, found: Digest | None, sent: Sent, held: Mapping[str, Digest | str], before: Iterable[Sent]
+) -> str:
     """What has happened to a tensor whose digest is not what was sent."""
     expected = sent.digests[name]
     if found is None:
         return "dropped: the engine holds no such tensor"
-    if before is not None and before.digests.get(name) == found:
-        return f"stale: it is as in version {before.version}"
+    stale = next((old.version for old in before if old.digests.get(name) == found), None)
+    if stale is not None:
+        return f"stale: it is as in version {stale}"
     others = [other for other, digest in sent.digests.items() if digest == found]
     swapped = [other for other in others if held.get(other) == expected]
     if swapped:
