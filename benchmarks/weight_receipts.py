@@ -3,9 +3,10 @@
     python benchmarks/weight_receipts.py --engine hf --json
     python benchmarks/weight_receipts.py --engine vllm --precision bfloat16
 
-The model has SmolLM2-135M's shape and random weights, the transport is ``shared_memory``, and trainer and engine take
-turns in one process. A sync is the trainer's ``publish`` and the engine's ``update_weights``; with a receipt both digest
-every tensor, and the driver compares. Processor seconds, for a machine that others use too; medians.
+The model has SmolLM2-135M's shape and random weights, the transport is ``shared_memory``, and trainer and
+engine take turns in one process. A sync is the trainer's ``publish`` and the engine's ``update_weights``;
+with a receipt both digest every tensor, and the driver compares. Processor seconds, for a machine that others
+use too; medians.
 """
 
 from __future__ import annotations

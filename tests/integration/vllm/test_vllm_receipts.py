@@ -14,9 +14,10 @@ from nemorl.config import PolicyConfig
 from nemorl.resources.worker import WorkerContext
 from nemorl.weights import Digests, WeightHandle, in_process_handle
 from nemorl_dtensor import DTensorConfig
+from nemorl_rl.config import WeightsConfig
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.serving.proving import WeightReceipts
-from nemorl_rl.serving.receipts import PROBE, Receipt, WeightsConfig
+from nemorl_rl.serving.receipts import PROBE, Receipt
 from nemorl_tensors.engines.digests import digested, digests
 from nemorl_testing.models import load_reference, tiny_model, write_tiny_model
 from nemorl_testing.receipts import planted, receipt_of, receipted

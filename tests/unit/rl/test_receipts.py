@@ -14,8 +14,9 @@ import pytest
 from nemorl.errors import WeightsUnprovenError
 from nemorl.weights import Digest, Digests, WeightHandle
 from nemorl_dtensor.generation import HFGeneration
+from nemorl_rl.config import WeightsConfig
 from nemorl_rl.serving.proving import WeightReceipts
-from nemorl_rl.serving.receipts import PROBE, Probe, Receipt, Sent, WeightsConfig, compare
+from nemorl_rl.serving.receipts import PROBE, Probe, Receipt, Sent, compare
 from nemorl_testing.models import tiny_model
 from pydantic import ValidationError
 from recorded_messages import Raises

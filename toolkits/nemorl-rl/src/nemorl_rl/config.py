@@ -23,7 +23,6 @@ from nemorl_rl.placement.place import place
 from nemorl_rl.rollouts.outcomes import OutcomeTable
 from nemorl_rl.rollouts.recording import RecordingConfig
 from nemorl_rl.rollouts.reward_penalties import RewardPenalties
-from nemorl_rl.serving.receipts import WeightsConfig
 from nemorl_rl.serving.snapshots import holds_adapters
 
 
@@ -66,6 +65,29 @@ class BreakerConfig(Config):
     """Such steps in a row after which ``on_equal`` happens, as the alert ``few_mixed_groups``; 0: never."""
     on_equal: Literal["warn", "stop"] = "warn"
     """``warn`` once, until as many steps have other rewards; ``stop`` with an error where hours are dear."""
+
+
+class WeightsConfig(Config):
+    """Proof that engines sample from the weights they were sent.
+
+    Example:
+        >>> WeightsConfig(share=1.0).on_unproven
+        'refuse'
+    """
+
+    receipts: Literal["auto", "off", "digests", "probe"] = "auto"
+    """What a receipt consists of. ``digests``: of each tensor, by the trainer and by the engine. ``probe``: besides,
+    log-probs of a few tokens by both. ``auto``: digests, and the probe where some tensors have none; nothing from
+    engines that cannot answer (``server``). ``off``: engines are believed."""
+    share: float = Field(0.03, ge=0, le=1)
+    """Largest share of the time of weight syncs that receipts take: after one, syncs go without until this holds again.
+    The first sync of a process, and the first after an engine was replaced, always has one. 1: every sync."""
+    on_unproven: Literal["refuse", "warn"] = "refuse"
+    """When a receipt contradicts what was sent. ``refuse``: the run ends before anything is learnt from responses of
+    these weights. ``warn``: it goes on, warned, and its records say which responses are meant."""
+    probe_tolerance: float | None = Field(None, gt=0)
+    """Mean distance, in nats, between both log-probs of the probe that counts as rounding. Unset: 0.01 where the policy
+    computes in float32, else 0.25."""
 
 
 class RolloutConfig(Config):

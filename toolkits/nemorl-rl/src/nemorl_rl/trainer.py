@@ -45,7 +45,6 @@ from nemorl_rl.rollouts.reward_penalties import PenaliseEpisodes
 from nemorl_rl.rollouts.schedule import Settled
 from nemorl_rl.rollouts.seeding import derive_seed
 from nemorl_rl.serving.generation_policy import GenerationPolicy
-from nemorl_rl.serving.proving import WeightReceipts
 from nemorl_rl.slots import OPEN_RECORDS
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
 
     from nemorl_rl.curriculum.curriculum import Curriculum
     from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
+    from nemorl_rl.serving.proving import WeightReceipts
 
 R = TypeVar("R", bound=RolloutRunConfig)
 
@@ -283,6 +283,8 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def build_parts(self) -> None:
         """Start the generator, and what collects and scores its responses."""
+        from nemorl_rl.serving.proving import WeightReceipts
+
         run, config = self.run, self.config
         backend = registry().name_of("generation_backends", type(config.generation.backend))
         run.console.announce(f"starting the generator {backend}")

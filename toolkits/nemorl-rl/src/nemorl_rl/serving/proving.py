@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from nemorl.errors import WeightsUnprovenError
 from nemorl.types import GenerationRequest, SamplingParams
 
-from nemorl_rl.serving.receipts import PROBE, Probe, Receipt, Sent, WeightsConfig, compare
+from nemorl_rl.serving.receipts import PROBE, Probe, Receipt, Sent, compare
 
 if TYPE_CHECKING:
     from nemorl.resources.policies import TrainingPolicy
     from nemorl.weights import WeightHandle
 
+    from nemorl_rl.config import WeightsConfig
     from nemorl_rl.data.tokenizer import Tokenizer
     from nemorl_rl.serving.generation_policy import GenerationPolicy
 
