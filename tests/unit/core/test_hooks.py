@@ -400,7 +400,7 @@ def test_a_hook_that_the_policy_refuses_is_not_imported(
 
 
 def test_every_event_is_documented() -> None:
-    assert len(EVENTS) == 13
+    assert len(EVENTS) == 14
     assert all((HookSpecs.__dict__[event].__doc__ or "").strip() for event in EVENTS)
 
 
