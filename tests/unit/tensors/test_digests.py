@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
-from nemorl.weights import IN_PROCESS, Digest
+from nemorl.weights import IN_PROCESS, Digest, WeightHandle
 from nemorl_tensors.engines.digests import Box, box_sum, digest, digested, factors, joined, part_digests
 from nemorl_tensors.engines.pieces import Piece, PieceSender, spread_handle
 from torch import Tensor
@@ -84,3 +86,10 @@ def test_ranks_digest_their_own_pieces() -> None:
     assert spread_handle(IN_PROCESS, 1, ranks).digests == {"w": digest(tensor)}
     plain = [PieceSender().publish(IN_PROCESS, lambda: [Piece.whole("w", tensor)])]
     assert spread_handle(IN_PROCESS, 1, plain).digests is None
+
+
+def test_what_crosses_processes_keeps_what_it_cost() -> None:
+    export, found = pickle.loads(pickle.dumps(digested))(lambda: iter([{"a": random(torch.float32)}]))
+    list(export())
+    handle = pickle.loads(pickle.dumps(WeightHandle("shared_memory", 1, None, digests=found)))
+    assert (handle.digests, handle.digests.seconds) == (found, found.seconds)
