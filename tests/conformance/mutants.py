@@ -127,6 +127,14 @@ TRANSPORTS = {
     "what_is_published_is_fetched": "widens",
     "the_version_before_stays_valid": "one place for all versions",
     "a_payload_can_be_sent": "sends a function",
+    "what_arrives_has_the_digests_that_were_sent": (
+        "drops a tensor",
+        "swaps a pair",
+        "keeps an expert",
+        "cuts a bucket short",
+        "ties a head that is not",
+        "sends adapters over an old base",
+    ),
 }
 HOOKS = {
     "it_answers_an_event": "NothingToCall",
@@ -269,6 +277,8 @@ GENERATION = {
     "a_named_version_is_sampled_from": "SharesSnapshots",
     "a_version_that_is_not_held_is_refused_by_name": "AnswersWithTheNewest",
     "running_requests_keep_the_version_that_they_name": "MovesAllRequests",
+    "a_receipt_is_of_the_weights_at_hand": "DigestsOnce",
+    "a_receipt_names_what_is_not_as_sent": "EchoesDigests",
     "shutdown_twice_is_harmless": "ShutsDownOnce",
     "generator_speaks_for_the_trained_policy": "SeesNewTensorsOnly",
 }

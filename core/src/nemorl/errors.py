@@ -186,6 +186,14 @@ class WeightsLostError(WorkerLostError):
     """
 
 
+class WeightsUnprovenError(NemorlError, RuntimeError):
+    """An engine that samples from other weights than it was sent, as its receipt says.
+
+    >>> isinstance(WeightsUnprovenError("lm_head.weight is of the version before"), RuntimeError)
+    True
+    """
+
+
 class InfrastructureError(NemorlError, ConnectionError):
     """Something that an episode depends on failed: a sandbox, a service, a machine. Raise it in an environment or a
     reward: the episode is no verdict on the policy, and the run goes on.

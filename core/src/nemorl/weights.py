@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from nemorl.plugins.registry import registry
 
@@ -30,6 +30,25 @@ Form = Literal["model", "adapters"]
 """The policy as a plain model, or the tensors of its LoRA adapters alone (capability ``adapters``)."""
 
 
+class Digest(NamedTuple):
+    """A number that depends on every bit of a tensor and on its place (``nemorl_tensors.engines.digests``)."""
+
+    dtype: str
+    """torch's, without ``torch.``"""
+    shape: tuple[int, ...]
+    value: int
+
+
+class Digests(dict[str, Digest]):
+    """By name, and what they have cost."""
+
+    seconds: float = 0.0
+
+
+Digested = Callable[[Export], tuple[Export, Digests]]
+"""The same export, and digests by name of all that it has yielded so far."""
+
+
 @dataclass(frozen=True)
 class WeightHandle:
     """Permission to fetch one version of the policy's weights."""
@@ -40,6 +59,9 @@ class WeightHandle:
     payload: Any
     """Whatever the transport's ``publish`` returned; ``in_process``: the backend's ``export_weights``."""
     form: Form = "model"
+    digests: Digests | None = None
+    """Of the tensors as they were sent, by their Hugging Face names; ``None``: nobody asked. ``in_process`` they are
+    complete once the buckets have been read."""
 
     @property
     def is_in_process(self) -> bool:

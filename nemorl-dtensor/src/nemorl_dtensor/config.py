@@ -215,6 +215,7 @@ class HFGenerationConfig(GenerationBackendConfig, PlansEngine):
             "filtered_logprobs",
             "media",
             "prompt_logprobs",
+            "receipts",
             "routes",
             "shared_weights",
             "sleep",

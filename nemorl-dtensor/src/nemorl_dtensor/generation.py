@@ -7,7 +7,7 @@ business (``decode*``), whose weights they come from that of ``live_model`` and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nemorl.config.models import GenerationConfig, PolicyConfig
     from nemorl.contracts.memory import MemoryPart
     from nemorl.resources.worker import WorkerContext
-    from nemorl.weights import WeightHandle
+    from nemorl.weights import Digest, WeightHandle
 
     from nemorl_dtensor.config import HFGenerationConfig
 
@@ -88,6 +88,10 @@ class HFGeneration(RequestLoop):
         """Generate from these weights from now on. ``in_process`` shares the trainer's tensors, unless the option
         ``snapshots`` has older versions held too."""
         return self.call(lambda: self._versions.update(handle, version))
+
+    def held_digests(self, names: Collection[str]) -> Mapping[str, Digest]:
+        """Of the newest weights, in the memory that it samples from (``ProvingBackend``)."""
+        return self.call(lambda: self._versions.newest.model.held_digests(names))
 
     def sleep(self, level: Literal[1, 2]) -> None:
         """Drop the caches. Weights of its own leave; those that it shares with a trainer are the trainer's to move."""

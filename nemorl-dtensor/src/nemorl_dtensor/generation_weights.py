@@ -7,15 +7,16 @@ one and are held together, are copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from nemorl.errors import BackendError, boundary
-from nemorl.weights import WeightHandle
+from nemorl.weights import Digest, WeightHandle
 from nemorl_rl.models.model_geometry import is_mtp_tensor, mtp_layers
 from nemorl_tensors.engines.buckets import CountedBuckets
+from nemorl_tensors.engines.digests import digests
 from torch import Tensor, nn
 
 from nemorl_dtensor.model import load_config, model_class
@@ -75,6 +76,15 @@ def bind_weights(
             fix="export every parameter under its Hugging Face name",
         )
     return buckets.nbytes
+
+
+def held_digests(model: PreTrainedModel, names: PublishedNames, asked: Collection[str]) -> dict[str, Digest]:
+    """Digests of the tensors of ``model`` that have these names, in its memory or in checkpoints."""
+    held = model.state_dict()
+    here = {name: held[name] for name in asked if name in held}
+    if len(here) < len(asked):
+        here |= {name: tensor for name, tensor in names.published(held.items()) if name in asked and name not in here}
+    return digests(here)
 
 
 def _bind(model: PreTrainedModel, name: str, tensor: Tensor) -> None:

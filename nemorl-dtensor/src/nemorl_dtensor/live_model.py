@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nemorl_dtensor.decode import build_decoder
 from nemorl_dtensor.decode_hf import cache_name
-from nemorl_dtensor.generation_weights import bind_weights, empty_model
+from nemorl_dtensor.generation_weights import bind_weights, empty_model, held_digests
 from nemorl_dtensor.model import load_model, sight_of
 from nemorl_dtensor.model_head import Scorer
 from nemorl_dtensor.observing import observed_decoding
@@ -31,7 +31,7 @@ from nemorl_dtensor.verification import verify
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
     from nemorl.resources.worker import WorkerContext
-    from nemorl.weights import WeightHandle
+    from nemorl.weights import Digest, WeightHandle
 
 
 class LiveModel:
@@ -85,6 +85,11 @@ class LiveModel:
         self._own = held_alone(parameters) if handle.is_in_process else parameters
         self._parking.renewed("weights")
         return read
+
+    def held_digests(self, names: Collection[str]) -> dict[str, Digest]:
+        """Digests of its weights."""
+        self._parking.require_content("weights")
+        return held_digests(self._model, self._names, names)
 
     @contextmanager
     def observed(self, recorder: Recorder) -> Iterator[None]:

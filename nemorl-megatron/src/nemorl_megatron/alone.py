@@ -5,7 +5,7 @@ The model belongs to one thread (``nemorl_tensors.engines.requests``). Names of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
     from nemorl.contracts.memory import MemoryPart
     from nemorl.resources.worker import WorkerContext
-    from nemorl.weights import WeightHandle
+    from nemorl.weights import Digest, WeightHandle
 
     from nemorl_megatron.config import MegatronGenerationConfig
 
@@ -75,6 +75,15 @@ class AloneGeneration(RequestLoop, MegatronGeneration):
     def update_weights(self, handle: WeightHandle, version: int) -> None:
         """Generate from these weights from now on."""
         self.call(lambda: self._update(handle, version))
+
+    def held_digests(self, names: Collection[str]) -> Mapping[str, Digest]:
+        """Of the parameters that it samples from (``ProvingBackend``)."""
+
+        def found() -> Mapping[str, Digest]:
+            self._parking.require_content("weights")
+            return self._own.held_digests(names)
+
+        return self.call(found)
 
     def _update(self, handle: WeightHandle, version: int) -> None:
         self._parking.require("weights")

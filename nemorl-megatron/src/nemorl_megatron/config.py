@@ -178,7 +178,7 @@ class MegatronGenerationConfig(GenerationBackendConfig, PlansEngine):
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "transformers", "safetensors", "megatron.core")
     install_hint: ClassVar[str] = "pip install nemorl-megatron"
     supports: ClassVar[frozenset[GenerationCapability]] = frozenset(
-        {"activations", "any_transport", "prompt_logprobs", "sleep", "submit"}
+        {"activations", "any_transport", "prompt_logprobs", "receipts", "sleep", "submit"}
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
     colocates_with: ClassVar[str | None] = "megatron"

@@ -5,11 +5,12 @@ A model that lives with its trainer needs none of this: it reads the trainer's p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from nemorl.errors import BackendError
 from nemorl_rl.models.model_geometry import is_mtp_tensor
+from nemorl_tensors.engines.digests import Box, joined, part_digests
 from torch import Tensor
 
 from nemorl_megatron.bridge.exchange import Exchange, global_names
@@ -17,12 +18,13 @@ from nemorl_megatron.bridge.sources import Tensors
 from nemorl_megatron.bridge.tables import Weight, weights
 
 if TYPE_CHECKING:
-    from nemorl.weights import WeightHandle
+    from nemorl.weights import Digest, WeightHandle
 
     from nemorl_megatron.model import PolicyModel
     from nemorl_megatron.parallel import Parallel
     from nemorl_megatron.settings import Settings
 
+EMBEDDING = "model.embed_tokens.weight"
 TIED_HEAD = "lm_head.weight"
 """A tensor that some trainers send although it is the embedding again."""
 
@@ -65,6 +67,18 @@ class OwnWeights:
                 fix="export every parameter under its Hugging Face name",
             )
 
+    def held_digests(self, names: Collection[str]) -> dict[str, Digest]:
+        """Digests of the tensors that were sent under these names, from the places that they have in parameters."""
+        return joined(part_digests(self._boxes(names)))
+
+    def _boxes(self, names: Collection[str]) -> Iterator[Box]:
+        for piece in self._exchange.pieces(self._parameters):
+            for name, shape, first in self._names.sent_as(piece.name, piece.shape):
+                if name in names:
+                    ahead = len(shape) - len(piece.shape)
+                    offsets = tuple(a + b for a, b in zip(first, (0,) * ahead + piece.offsets, strict=True))
+                    yield name, shape, offsets, piece.values.reshape((1,) * ahead + piece.values.shape)
+
 
 class StoredNames:
     """Trainers' names of the tensors of a model: as files do, or as transformers' models in memory do, which hold all
@@ -83,6 +97,21 @@ class StoredNames:
                 self._experts.setdefault(f"{mixture}.experts.{tensor}", []).append(weight)
             elif weight.parameter.endswith("mlp.router.weight"):
                 self._routers[f"{mixture}.gate.weight"] = weight.stored[0]
+
+    def sent_as(self, stored: str, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """The tensors by which trainers may have sent one of a file: names, shapes, and where it begins in them."""
+        yield stored, shape, (0,) * len(shape)
+        for name, experts in self._experts.items():
+            for number, weight in enumerate(experts):
+                if stored in weight.stored:
+                    rows, columns = shape
+                    whole = (len(experts), rows * len(weight.stored), columns)
+                    yield name, whole, (number, rows * weight.stored.index(stored), 0)
+        for name, other in self._routers.items():
+            if other == stored:
+                yield name, shape, (0,) * len(shape)
+        if self._tied and stored == EMBEDDING:
+            yield TIED_HEAD, shape, (0,) * len(shape)
 
     def of(self, name: str, tensor: Tensor) -> Mapping[str, Tensor]:
         """A tensor under the names that it has in files; its parts, where those hold it in parts.

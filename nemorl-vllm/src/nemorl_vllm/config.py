@@ -114,6 +114,7 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
             "in_flight_updates",
             "media",
             "prompt_logprobs",
+            "receipts",
             "several_nodes",
             "sleep",
             "submit",

@@ -7,14 +7,14 @@ their tokens; keys and values are computed anew, so every token after it is draw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from nemorl.errors import BackendError, boundary
 from nemorl.metrics import Mean, Metric, Sum
 from nemorl.types import Completion, GenerationRequest
-from nemorl.weights import WeightHandle
+from nemorl.weights import Digest, WeightHandle
 from nemorl_rl.serving.snapshots import version_error
 from nemorl_tensors.engines.parking import forgotten_error
 from nemorl_tensors.engines.requests import RequestLoop
@@ -51,6 +51,7 @@ class VLLMGeneration(RequestLoop):
         self._speculates = options.speculative is not None
         self._has_draft = options.speculative is not None and options.speculative.has_weights
         limits = VLLMLimits(policy, speculates=self._speculates)
+        self._rounds = options.precision is not None or "quantization" in options.engine_args
         self._recomputes = options.recompute_cache
         if not self._recomputes and limits.shown.family is not None:
             raise BackendError(
@@ -136,6 +137,15 @@ class VLLMGeneration(RequestLoop):
                 return read
             handles = (handle,) if self._one_process else self._nodes.handles(handle)
             return self._call(lambda engine: self._exchange(engine, handles, version))
+
+    def held_digests(self, names: Collection[str]) -> Mapping[str, Digest | str]:
+        """Of what its loaders wrote into parameters in the last update (``ProvingBackend``)."""
+        if self._adapters is not None:
+            return dict.fromkeys(names, "vLLM scales and packs adapters")
+        answers = self._call(lambda engine: engine.collective_rpc("nemorl_held_digests"))
+        from nemorl_vllm.receipts import answer_of
+
+        return answer_of(answers, names, rounds=self._rounds)
 
     def sleep(self, level: Literal[1, 2]) -> None:
         """Give the memory back, between two steps. Refused while requests run."""

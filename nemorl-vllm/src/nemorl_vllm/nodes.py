@@ -49,7 +49,8 @@ class Republisher:
         if registry().load("weight_transports", handle.transport).reaches_subprocesses:
             return handle
         policy, draft = parts_of(handle)
-        here = WeightHandle(SHARED_MEMORY, policy.version, self._policy.publish(policy.buckets))
+        payload = self._policy.publish(policy.buckets)
+        here = WeightHandle(SHARED_MEMORY, policy.version, payload, digests=handle.digests)
         if draft is None:
             return here
         return DraftedHandle.of(here, WeightHandle(SHARED_MEMORY, draft.version, self._draft.publish(draft.buckets)))

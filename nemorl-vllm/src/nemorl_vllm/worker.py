@@ -25,9 +25,11 @@ enable_amx()  # a worker of a multi-device engine is a fresh process: this modul
 from nemorl.errors import DeadlineError, WeightsLostError  # noqa: E402
 from nemorl.weights import WeightHandle  # noqa: E402
 from nemorl_tensors.engines.buckets import CountedBuckets  # noqa: E402
+from nemorl_tensors.engines.digests import PartDigest  # noqa: E402
 from nemorl_tensors.engines.drafted import parts_of  # noqa: E402
 from nemorl_tensors.engines.observing import Activations, Recorder  # noqa: E402
 from nemorl_tensors.engines.parking import Parking, bytes_held  # noqa: E402
+from nemorl_tensors.engines.pieces import watched_copies  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.lora.layers import BaseLayerWithLoRA  # noqa: E402
@@ -35,6 +37,7 @@ from vllm.lora.layers import BaseLayerWithLoRA  # noqa: E402
 import nemorl_vllm.transfer  # noqa: E402, F401  registers how weights get into the model
 from nemorl_vllm.mtp_tensors import MtpTensors  # noqa: E402
 from nemorl_vllm.packed import forget_packed, hidden_bytes, packed_tensors  # noqa: E402
+from nemorl_vllm.receipts import Receipt, lazily  # noqa: E402
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ class WorkerExtension:
     nemorl_parking: Parking | None = None
     """Weights and cache that sleep, on a CPU."""
     nemorl_told_of_mtp = False
+    nemorl_receipt: Receipt | None = None
+    """Of the last update, if it was asked for."""
     nemorl_recorder: Recorder
     nemorl_observation: ExitStack
     """Removes what records."""
@@ -174,11 +179,22 @@ class WorkerExtension:
             guessing = _fetched(draft) if draft is not None else None
         except (WeightsLostError, DeadlineError) as error:
             return NotFetched(error)
-        self._replace_weights(weights)
+        self.nemorl_receipt = None
+        if handle.digests is None:
+            self._replace_weights(weights)
+        else:
+            receipt = Receipt()
+            with watched_copies(receipt.copied):
+                self._replace_weights(lazily(weights))
+            self.nemorl_receipt = receipt
         if guessing is None:
             return weights.nbytes
         self._replace(guessing, self.start_draft_weight_update)
         return weights.nbytes + guessing.nbytes
+
+    def nemorl_held_digests(self) -> tuple[list[PartDigest], dict[str, str]]:
+        """Digests of what the last update has written into parameters, and why there are none of others."""
+        return ([], {}) if self.nemorl_receipt is None else self.nemorl_receipt.answer()
 
     def _replace_weights(self, buckets: Iterable[Mapping[str, torch.Tensor]]) -> None:
         """Those of the policy, and of the MTP layers that guess for it if they are among them."""

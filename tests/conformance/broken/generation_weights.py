@@ -24,6 +24,25 @@ class CountsUpdates(HFGeneration):
         super().update_weights(handle, self._versions.newest.batch._version + 1)
 
 
+class DigestsOnce(HFGeneration):
+    """Goes on saying what it held when it was first asked."""
+
+    def held_digests(self, names: Any) -> Any:
+        self.said = getattr(self, "said", None) or super().held_digests(names)
+        return self.said
+
+
+class EchoesDigests(HFGeneration):
+    """Says that it holds what it was told that it would be sent."""
+
+    def update_weights(self, handle: Any, version: int) -> int:
+        self.told = handle.digests
+        return super().update_weights(handle, version)
+
+    def held_digests(self, names: Any) -> Any:
+        return self.told
+
+
 class CopiesWeights(HFGeneration):
     def __init__(self, generation: Any, policy: Any, worker: Any, weights: Any, options: Any) -> None:
         own = None if weights is None else _copied(weights, weights.version)

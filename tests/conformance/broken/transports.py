@@ -33,6 +33,7 @@ class Copies:
         buckets = [{name: tensor.clone() for name, tensor in bucket.items()} for bucket in export()]
         if self.mistake == "widens":
             buckets = [{n: t.float() if t.is_floating_point() else t for n, t in b.items()} for b in buckets]
+        buckets = [damaged(self.mistake, bucket, self.shelf) for bucket in buckets]
         if self.mistake == "one place for all versions":
             self.shelf["weights"] = buckets
             return "weights"
@@ -45,3 +46,20 @@ class Copies:
 
     def close(self) -> None:
         pass
+
+
+def damaged(mistake: str, bucket: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """A bucket of the model of receipts as it is after a mistake; others have none of its names."""
+    found = dict(bucket)
+    if mistake == "drops a tensor":
+        found.pop("layers.1.q", None)
+    if mistake == "swaps a pair" and "layers.0.q" in found:
+        found["layers.0.q"], found["layers.1.q"] = found["layers.1.q"], found["layers.0.q"]
+    if mistake == "cuts a bucket short" and "lm_head" in found:
+        found["lm_head"][2:] = 0
+    if mistake == "ties a head that is not" and "lm_head" in found:
+        found["lm_head"] = found["base"]
+    for mistaken, name in (("keeps an expert", "experts.1"), ("sends adapters over an old base", "base")):
+        if mistake == mistaken and name in found:
+            found[name] = kept.setdefault(name, found[name])
+    return found

@@ -80,11 +80,12 @@ for _event in EVENTS:
 @pytest.fixture(scope="module")
 def recorded(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Everything, TrainResult]:
     watcher = Everything()
-    result = fit(knobs(tiny_model, tmp_path_factory.mktemp("hooks") / "run"), [watcher])
+    result = fit({**knobs(tiny_model, tmp_path_factory.mktemp("hooks") / "run"), **PROVEN}, [watcher])
     return watcher, result
 
 
-STEP = ["on_step_begin", "on_rollout_end", "on_weights_synced", "on_log", "on_step_end"]
+PROVEN = {"weights": {"share": 1.0}}
+STEP = ["on_step_begin", "on_rollout_end", "on_weights_proven", "on_weights_synced", "on_log", "on_step_end"]
 VALIDATION = ["on_log", "on_validation_end"]
 
 
@@ -92,6 +93,7 @@ def test_events_fire_in_order(recorded: tuple[Everything, TrainResult]) -> None:
     # 4 rows in batches of 2: both steps belong to one epoch. The last step's validation and checkpoint are the end's.
     assert [event for event, _ in recorded[0].seen] == [
         "on_build_end",
+        "on_weights_proven",
         "on_weights_synced",
         "on_fit_begin",
         "on_epoch_begin",
@@ -398,7 +400,7 @@ def test_a_hook_that_the_policy_refuses_is_not_imported(
 
 
 def test_every_event_is_documented() -> None:
-    assert len(EVENTS) == 13
+    assert len(EVENTS) == 14
     assert all((HookSpecs.__dict__[event].__doc__ or "").strip() for event in EVENTS)
 
 

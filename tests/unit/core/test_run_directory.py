@@ -54,7 +54,7 @@ def test_the_default_name_follows_from_the_config() -> None:
 
 
 MAY_CHANGE = {
-    "": "cluster validation checkpoint loggers plugins max_steps max_epochs run_dir records",
+    "": "cluster validation checkpoint loggers plugins max_steps max_epochs run_dir records weights",
     "policy.": "python tensor_parallel_size activation_checkpointing microbatch_tokens",
     "policy.backend.": "layout attn_implementation data_parallel_replicas sequence_parallel logprob_chunk_tokens "
     "shelved_adapters_gib expert_parallel_size context_parallel_size context_parallel_method offload",

@@ -18,6 +18,7 @@ from nemorl.contracts.generation import GenerationBackend as GenerationBackend
 from nemorl.contracts.generation import GenerationCapability as GenerationCapability
 from nemorl.contracts.generation import HoldsVersions as HoldsVersions
 from nemorl.contracts.generation import ObservableSampler as ObservableSampler
+from nemorl.contracts.generation import ProvingBackend as ProvingBackend
 from nemorl.contracts.generation import ReportingSampler as ReportingSampler
 from nemorl.contracts.generation import RequestBackend as RequestBackend
 from nemorl.contracts.memory import OffloadingBackend as OffloadingBackend

@@ -5,7 +5,7 @@ What capabilities are says :mod:`nemorl.contracts.training`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nemorl_tensors.engines.observing import Activations
 
     from nemorl.metrics import Metric
-    from nemorl.weights import WeightHandle
+    from nemorl.weights import Digest, WeightHandle
 
 GenerationCapability = Literal[
     "activations",  # ObservableSampler
@@ -28,6 +28,7 @@ GenerationCapability = Literal[
     "in_flight_updates",  # update_weights while requests run
     "media",  # GenerationRequest.media: images or sounds in prompts, where the model sees or hears
     "prompt_logprobs",  # SamplingParams.prompt_logprobs
+    "receipts",  # ProvingBackend
     "remarks",  # RemarkingBackend
     "routes",  # SamplingParams.routes
     "several_nodes",  # one engine over whole nodes (WorkerContext.further_nodes)
@@ -79,6 +80,26 @@ class RequestBackend(GenerationBackend, Protocol):
 
         The future is given one completion per seed, or the error of this request alone. ``future.cancel()`` succeeds
         until then, and frees what the request holds before the engine's next step.
+        """
+        ...
+
+
+class ProvingBackend(Protocol):
+    """A generation backend with the capability ``receipts``.
+
+    >>> engine.held_digests(["model.norm.weight"])  # doctest: +SKIP
+    {'model.norm.weight': Digest('bfloat16', (576,), 5188146770730811392)}
+    """
+
+    def held_digests(self, names: Collection[str]) -> Mapping[str, Digest | str]:
+        """Digests of the weights that it holds, computed from its own memory by the inverse of its layout.
+
+        It is asked after an update whose handle has ``digests``, which it may not read for its answer. A tensor that it
+        holds in another form (rounded, packed for a kernel) has in place of a digest the reason why there is none; one
+        that it does not hold is left out.
+
+        Args:
+            names: As the tensors were sent.
         """
         ...
 

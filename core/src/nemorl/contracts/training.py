@@ -376,12 +376,13 @@ class PublishesPieces(Protocol):
     >>> pieces = backend.publish_pieces("shared_memory")  # doctest: +SKIP
     """
 
-    def publish_pieces(self, transport: str) -> RankPieces:
+    def publish_pieces(self, transport: str, *, digests: bool = False) -> RankPieces:
         """Make this rank's part available. All ranks call it; their pieces together are what ``export_weights`` yields,
         every element once.
 
         Args:
             transport: Id of one that receivers map (``WeightTransportConfig.is_mapped``).
+            digests: Digest the part as well, for a receipt. Not passed where none is asked for.
         """
         ...
 

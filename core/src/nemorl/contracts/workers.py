@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nemorl.weights import Export, Form, WeightHandle
+    from nemorl.weights import Digested, Export, Form, WeightHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -45,8 +45,10 @@ class WorkerGroup(Protocol):
         """
         ...
 
-    def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
-        """The weights that the ranks hold together, made available over a transport."""
+    def publish(
+        self, transport: str, version: int, form: Form = "model", digested: Digested | None = None
+    ) -> WeightHandle:
+        """The weights that the ranks hold together, made available over a transport, with digests where asked for."""
         ...
 
     def shutdown(self) -> None: ...

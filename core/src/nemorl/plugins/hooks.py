@@ -80,6 +80,10 @@ class HookSpecs:
         """The generator holds the weights of ``version``."""
 
     @_spec
+    def on_weights_proven(self, trainer: BaseTrainer[Any], step: int, receipt: Mapping[str, Any]) -> None:
+        """A receipt came for the weights of a sync: its facts as plain data, whether or not it proves them."""
+
+    @_spec
     def on_step_end(self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]) -> None:
         """A step is complete, its metrics final."""
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
 from nemorl.errors import boundary
 from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory, WorkerHost
-from nemorl.weights import Form, WeightHandle
+from nemorl.weights import Digested, Form, WeightHandle
 
 
 class LocalWorkerGroup(HostGroup):
@@ -39,9 +39,11 @@ class LocalWorkerGroup(HostGroup):
     def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         return self.call(verb, *args, **kwargs)[0]
 
-    def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
+    def publish(
+        self, transport: str, version: int, form: Form = "model", digested: Digested | None = None
+    ) -> WeightHandle:
         with boundary(self.name):
-            handle = self._host.publish(transport, version, form)
+            handle = self._host.publish(transport, version, form, digested)
         assert handle is not None, "the only rank is rank 0"
         return handle
 

@@ -14,7 +14,7 @@ from nemorl.base.process.logs import Carried, entered
 from nemorl.errors import NemorlError
 from nemorl.resources.ports import free_port
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
-from nemorl.weights import Form, WeightHandle
+from nemorl.weights import Digested, Form, WeightHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class RayWorker:
             found = self._built.call(role, method, args, kwargs)
             return found.result() if isinstance(found, Future) else found
 
-    def publish(self, transport: str, version: int, form: Form) -> WeightHandle | None:
-        return self._built.publish(transport, version, form)
+    def publish(self, transport: str, version: int, form: Form, digested: Digested | None) -> WeightHandle | None:
+        return self._built.publish(transport, version, form, digested)
 
     def shutdown(self) -> None:
         if self._host is not None:

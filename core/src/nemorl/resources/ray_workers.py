@@ -33,7 +33,7 @@ from nemorl.resources.ray_actor import WorkerFacts, start_worker
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
 from nemorl.resources.ray_errors import FIXES, fate_of, in_words
 from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory
-from nemorl.weights import Form, WeightHandle
+from nemorl.weights import Digested, Form, WeightHandle
 
 BLAME_S = 5.0
 """Time to look for a dead rank when another one fails: peers of a dead rank report a broken connection first."""
@@ -179,10 +179,12 @@ class RayWorkerGroup(HostGroup):
         shards = self.settings.shards or range(self._size)
         return [[rank for rank in range(self._size) if shards[rank] == shard] for shard in range(max(shards) + 1)]
 
-    def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
+    def publish(
+        self, transport: str, version: int, form: Form = "model", digested: Digested | None = None
+    ) -> WeightHandle:
         """Rank 0's handle to the weights that all ranks hold together."""
         with self._order:
-            calls = {rank: rank.actor.publish.remote(transport, version, form) for rank in self._ranks}
+            calls = {rank: rank.actor.publish.remote(transport, version, form, digested) for rank in self._ranks}
         handle: WeightHandle = self._gather("publish", calls)[0]
         return handle
 

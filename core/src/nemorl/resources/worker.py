@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from nemorl.contracts.workers import P, R, S, ShardVerb, Verb, WorkerGroup
 from nemorl.errors import BackendError
-from nemorl.weights import Form, WeightHandle, transport
+from nemorl.weights import Digested, Form, WeightHandle, transport
 
 if TYPE_CHECKING:
     from nemorl.config.models import PolicyConfig
@@ -74,7 +74,9 @@ class WorkerHost:
         owner = {"backend": self.worker, "engine": self._engine, "host": self}[role]
         return getattr(owner, method)(*args, **(kwargs or {}))
 
-    def publish(self, name: str, version: int, form: Form = "model") -> WeightHandle | None:
+    def publish(
+        self, name: str, version: int, form: Form = "model", digested: Digested | None = None
+    ) -> WeightHandle | None:
         """The weights under ``version``, over the transport ``name``. Collective: rank 0 returns the handle."""
         export = self.worker.export_weights if form == "model" else self.worker.export_adapters
         if self._context.rank > 0:
@@ -83,7 +85,8 @@ class WorkerHost:
             return None
         if name not in self._senders:
             self._senders[name] = transport(name)
-        return WeightHandle(name, version, self._senders[name].publish(export), form)
+        export, digests = (export, None) if digested is None else digested(export)
+        return WeightHandle(name, version, self._senders[name].publish(export), form, digests)
 
     def shutdown(self) -> None:
         """Shut the engine and the object down, and release what was published."""
@@ -144,8 +147,10 @@ class AttachedGroup:
             "engines in a trainer's processes answer calls of all ranks alone", fix="use an engine of its own, e.g. hf"
         )
 
-    def publish(self, transport: str, version: int, form: Form = "model") -> WeightHandle:
-        return self._hosts.publish(transport, version, form)
+    def publish(
+        self, transport: str, version: int, form: Form = "model", digested: Digested | None = None
+    ) -> WeightHandle:
+        return self._hosts.publish(transport, version, form, digested)
 
     def shutdown(self) -> None:
         """Nothing: the hosts shut their engines down."""

@@ -67,6 +67,29 @@ class BreakerConfig(Config):
     """``warn`` once, until as many steps have other rewards; ``stop`` with an error where hours are dear."""
 
 
+class WeightsConfig(Config):
+    """Proof that engines sample from the weights they were sent.
+
+    Example:
+        >>> WeightsConfig(share=1.0).on_unproven
+        'refuse'
+    """
+
+    receipts: Literal["auto", "off", "digests", "probe"] = "auto"
+    """What a receipt consists of. ``digests``: of each tensor, by the trainer and by the engine. ``probe``: besides,
+    log-probs of a few tokens by both. ``auto``: digests, and the probe where some tensors have none; nothing from
+    engines that cannot answer (``server``). ``off``: engines are believed."""
+    share: float = Field(0.03, ge=0, le=1)
+    """Largest share of the time of weight syncs that receipts take: after one, syncs go without until this holds again.
+    The first sync of a process, and the first after an engine was replaced, always has one. 1: every sync."""
+    on_unproven: Literal["refuse", "warn"] = "refuse"
+    """When a receipt contradicts what was sent. ``refuse``: the run ends before anything is learnt from responses of
+    these weights. ``warn``: it goes on, warned, and its records say which responses are meant."""
+    probe_tolerance: float | None = Field(None, gt=0)
+    """Mean distance, in nats, between both log-probs of the probe that counts as rounding. Unset: 0.01 where the policy
+    computes in float32, else 0.25."""
+
+
 class RolloutConfig(Config):
     """How responses are collected and scored.
 
@@ -191,6 +214,8 @@ class RolloutRunConfig(RunConfig):
     """The sampling engine and its settings."""
     rollouts: RolloutConfig = Field(default_factory=RolloutConfig)
     """How responses are collected and scored."""
+    weights: Annotated[WeightsConfig, RESUMABLE] = Field(default_factory=WeightsConfig)
+    """Receipts by which engines prove what they sample from."""
     records: Annotated[RecordingConfig, RESUMABLE] = Field(default_factory=RecordingConfig)
     """How many rollouts are kept in ``records/``."""
     prompt_sampling: AnySampler | None = None
@@ -339,8 +364,18 @@ class RolloutRunConfig(RunConfig):
             fix = f"set it to at most {cluster.world_size // width}, or leave it unset"
             yield ConfigIssue("cluster.generation_workers", message, fix)
 
+    def _receipt_problems(self) -> Iterator[ConfigIssue]:
+        able, asked = self.generation.backend.supports, self.weights.receipts
+        if asked == "digests" and "receipts" not in able:
+            message = "this generation backend cannot say what weights it holds"
+            yield ConfigIssue("weights.receipts", message, "set it to probe, or leave it out")
+        if asked == "probe" and "prompt_logprobs" not in able:
+            message = "this generation backend scores no prompts: there is nothing to compare the probe with"
+            yield ConfigIssue("weights.receipts", message, "remove it, or use an engine with `prompt_logprobs`")
+
     def _generation_problems(self) -> Iterator[ConfigIssue]:
         placement = self.place()
+        yield from self._receipt_problems()
         if self.rollouts.adapters == "separate" and placement.adapter_obstacle:
             message = f"adapters cannot travel apart from the model: {placement.adapter_obstacle}"
             yield ConfigIssue("rollouts.adapters", message, "remove it")

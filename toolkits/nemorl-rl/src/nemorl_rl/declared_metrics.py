@@ -60,6 +60,12 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "bytes of the tensors that an engine read at the last sync: of the whole model, or of LoRA adapters alone "
         "(`rollouts.adapters`). One that shares the trainer's memory reads them there",
     ),
+    "train/weights_proven": MetricInfo(
+        "Weights proven",
+        meaning="1 where the last receipt says that every engine holds the weights as they were sent, 0 where it "
+        "contradicts (`weights.receipts`); nothing where an engine cannot answer",
+        watch_for="0: responses are not of the policy; `events.jsonl` names the tensors",
+    ),
     "train/max_gen_tokens_per_sample": MetricInfo("Longest response", "tokens", "tokens of the longest response"),
     "train/truncation_rate": MetricInfo(
         "How responses end",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
     from nemorl_rl.curriculum.curriculum import Curriculum
     from nemorl_rl.rollouts.buffer import AsyncRolloutBuffer
+    from nemorl_rl.serving.proving import WeightReceipts
 
 R = TypeVar("R", bound=RolloutRunConfig)
 
@@ -84,6 +86,8 @@ class RolloutTrainer(BaseTrainer[R]):
         self._step_began_s = time.monotonic()
         """When the present step began"""
         self._scorer: RewardSource | None = config.environment
+        self.receipts: WeightReceipts | None = None
+        """Of the weights that the generator was given."""
         self._sync_bytes: int | None = None
         """Bytes that a replica of the generator read of the weights of the last sync, if it counts"""
 
@@ -128,11 +132,26 @@ class RolloutTrainer(BaseTrainer[R]):
         self.recorder.rollout(samples, "train", self.step, self._step_began_s)
         return samples
 
+    def weights_proven(self, versions: Sequence[int]) -> bool | None:
+        """Whether receipts prove all of these versions; ``None``: nobody knows of one."""
+        return None if self.receipts is None else self.receipts.verdict(versions)
+
     def sync_weights(self) -> None:
-        """Give the generator the current policy: outside ``train_step`` it always has it."""
+        """Give the generator the current policy: outside ``train_step`` it always has it.
+
+        Raises:
+            WeightsUnprovenError: It holds something else (``weights.on_unproven``).
+        """
+        assert self.receipts is not None, "build_parts makes them with the generator"
         self.recorder.updated()
         with self.run.timer.phase("weight_sync"):
-            self._sync_bytes = self.generation.update_weights(self.resources.weight_handle(self.progress.step))
+            publish = partial(self.resources.weight_handle, self.progress.step)
+            self._sync_bytes, receipt = self.receipts.update(lambda digests: publish(digests=digests))
+        if receipt is not None:
+            facts = receipt.facts()
+            self.directory.event("weight_receipt", **facts)
+            self.run.hooks.fire("on_weights_proven", trainer=self, step=self.progress.step, receipt=facts)
+            self.receipts.settle(receipt)
         if self.buffer is not None:
             self.buffer.publish(self.progress.step)
         self.run.hooks.fire("on_weights_synced", trainer=self, step=self.progress.step, version=self.progress.step)
@@ -267,6 +286,8 @@ class RolloutTrainer(BaseTrainer[R]):
 
     def build_parts(self) -> None:
         """Start the generator, and what collects and scores its responses."""
+        from nemorl_rl.serving.proving import WeightReceipts
+
         run, config = self.run, self.config
         backend = registry().name_of("generation_backends", type(config.generation.backend))
         run.console.announce(f"starting the generator {backend}")
@@ -278,6 +299,16 @@ class RolloutTrainer(BaseTrainer[R]):
         penalise = None if penalties is None else PenaliseEpisodes.of(penalties, self.tokenizer)
         self.rollouts = RolloutEngine(
             self.generation, pool, self.tokenizer, max_sequence_tokens=limit, timer=run.timer, penalise=penalise
+        )
+        place = config.place()
+        self.receipts = WeightReceipts(
+            config.weights,
+            self.generation,
+            run.policy,
+            self.tokenizer,
+            can_answer="receipts" in config.generation.backend.supports and not place.is_attached,
+            precision=config.policy.precision,
+            warn=self.directory.warn,
         )
         open_records = OPEN_RECORDS.filled() if config.records.max_gib > 0 else None
         if open_records is not None:
@@ -326,6 +357,8 @@ class RolloutTrainer(BaseTrainer[R]):
         of_buffer = self.buffer.metrics() if self.buffer is not None else {}
         metrics = {**super().step_metrics(rows), **self.generation.take_metrics(), **of_buffer}
         metrics |= self.curriculum.metrics() if self.curriculum is not None else {}
+        proof = None if self.receipts is None or self.receipts.newest is None else self.receipts.newest.is_proven
+        metrics = metrics if proof is None else {**metrics, "weights_proven": Mean(float(proof))}
         return metrics if self._sync_bytes is None else {**metrics, "weight_sync_bytes": Mean(self._sync_bytes)}
 
     def _record_prompts(self) -> None:

@@ -38,7 +38,7 @@ CONFIG_KINDS = tuple(BASES)
 _OF_CONFIGS = ("entry_points", "every_config")
 _OF_TRAINERS = ("training_backends", "training_outputs", "memory_plan", "asynchronous_saves")
 _ABLE_TRAINERS = ("adapters", "halved_steps", "moments", "observed_trainers", "rates", "shared_base")
-_OF_ENGINES = ("generation_backends", "single_requests", "snapshots", "observed_samplers")
+_OF_ENGINES = ("generation_backends", "single_requests", "snapshots", "observed_samplers", "receipts")
 _MODULES: Mapping[str, tuple[str, ...]] = {
     **{kind: (*_OF_CONFIGS, kind) for kind in CONFIG_KINDS},
     "algorithms": (*_OF_CONFIGS, "algorithms", "trained_tokens", "certified_losses", "learning"),

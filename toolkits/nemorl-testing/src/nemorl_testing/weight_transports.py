@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 from nemorl.weights import IN_PROCESS, Distance, Export, WeightHandle
+from nemorl_rl.serving.receipts import Sent, compare
+from nemorl_tensors.engines.digests import digested, digests
 from torch import Tensor
 
 from nemorl_testing.kit import NotApplicable, Subject, expect
@@ -44,6 +46,30 @@ def check_a_payload_can_be_sent(subject: Subject) -> None:
     handle = WeightHandle(subject.name, 1, sender.publish(_export(_tensors(seed=1))))
     pickle.dumps(handle)
     sender.close()
+
+
+def check_what_arrives_has_the_digests_that_were_sent(subject: Subject) -> None:
+    """Digests of what is fetched are those of what was published: of two versions in turn no tensor is dropped, stale,
+    swapped with another or cut short. (DESIGN 7.8)"""
+    sender, receiver = subject.config.build(), subject.config.build()  # type: ignore[call-arg]
+    before: list[Sent] = []
+    for version in (1, 2):
+        tensors = _model(seed=version)
+        export, sent = digested(_export(tensors))
+        payload = sender.publish(export)
+        arrived = {name: tensor for bucket in receiver.fetch(payload) for name, tensor in bucket.items()}
+        found = compare(Sent(version, dict(sent)), [digests(arrived)], before)
+        before.append(Sent(version, dict(sent)))
+        expect(not found.faults and found.proven == len(tensors), f"version {version}: {dict(found.faults)}")
+    sender.close()
+    receiver.close()
+
+
+def _model(seed: int) -> dict[str, Tensor]:
+    """Tensors as a model has them: layers alike, experts, a head of its own, adapters over a base."""
+    generator = torch.Generator().manual_seed(seed)
+    names = ("embed", "layers.0.q", "layers.1.q", "experts.0", "experts.1", "base", "lora_A", "lora_B", "lm_head")
+    return {name: torch.randn(4, 6, generator=generator) for name in names}
 
 
 def _round_trips(subject: Subject, versions: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:

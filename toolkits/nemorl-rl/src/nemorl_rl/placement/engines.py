@@ -145,16 +145,16 @@ class RolloutResources(TenantResources):
         found, self._engine_remarks = self._engine_remarks, []
         return [*found, *super().new_remarks()]
 
-    def weight_handle(self, version: int) -> WeightHandle:
+    def weight_handle(self, version: int, *, digests: bool = False) -> WeightHandle:
         """The training policy's current weights, and those of a draft that learns beside it, over the transport that
-        both sides declare."""
+        both sides declare; with digests of the policy's."""
         assert self.training is not None, "weights were asked for before the training policy was built"
         if self.placement.is_attached:
             return in_process_handle(None, version)  # nothing travels
         assert self.placement.transport is not None, "the config checks that the backends share a transport"
         transport, draft = self.placement.transport, self.auxiliaries.get(DRAFT)
         with self._during(SYNC):
-            self._published = self._publish(self.training, transport, version)
+            self._published = self._publish(self.training, transport, version, digests)
             if draft is not None:
                 from nemorl_tensors.engines.drafted import DraftedHandle
 
@@ -162,12 +162,17 @@ class RolloutResources(TenantResources):
         self._version = version
         return self._published
 
-    def _publish(self, training: WorkerGroup, transport: str, version: int) -> WeightHandle:
-        if not self.placement.spreads_weights:
+    def _publish(self, training: WorkerGroup, transport: str, version: int, digests: bool) -> WeightHandle:
+        if not self.placement.spreads_weights and not digests:
             return training.publish(transport, version, self.placement.form)
-        from nemorl_tensors.engines.pieces import SpreadHandle
+        if not self.placement.spreads_weights:
+            from nemorl_tensors.engines.digests import digested
 
-        return SpreadHandle(transport, version, training.call(PublishesPieces.publish_pieces, transport))
+            return training.publish(transport, version, self.placement.form, digested)
+        from nemorl_tensors.engines.pieces import spread_handle
+
+        asked = {"digests": True} if digests else {}
+        return spread_handle(transport, version, training.call(PublishesPieces.publish_pieces, transport, **asked))
 
     def _withdraw(self) -> None:
         """Every engine has the published weights: the memory that they take on a device shared with it is released."""

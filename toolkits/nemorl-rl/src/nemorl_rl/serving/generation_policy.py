@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from nemorl.contracts import GenerationBackend, ReportingSampler, WorkerGroup
+from nemorl.contracts import GenerationBackend, ProvingBackend, ReportingSampler, WorkerGroup
 from nemorl.errors import BackendError, WeightsLostError, WorkerLostError
 from nemorl.metrics import Metrics, merge
 from nemorl.types import Completion, GenerationRequest
-from nemorl.weights import WeightHandle
+from nemorl.weights import Digest, WeightHandle
 
 from nemorl_rl.placement.tenants import ROLLOUT, SYNC, Phase
 from nemorl_rl.serving.request_desk import RequestDesk
@@ -64,6 +65,10 @@ class GenerationPolicy:
         self.constrains = constrains
         self.version = 0
         """Of the newest weights that the replicas were given."""
+        self.answers: Sequence[Mapping[str, Digest | str]] = ()
+        """What each replica said that it held after the last update whose weights came with digests."""
+        self.answered_s = 0.0
+        """Seconds until they had said so."""
         self._reports, self._takes_versions = reports, takes_versions
         self.workers, self._turn, self._on_update = workers, turn, on_update
         self._revive = revive
@@ -163,9 +168,18 @@ class GenerationPolicy:
     def _update_weights(self, handle: WeightHandle) -> int | None:
         with self._turn(SYNC):
             read: list[int | None] = self.workers.call(GenerationBackend.update_weights, handle, handle.version)
+            start_s = time.monotonic()
+            names = [] if handle.digests is None else list(handle.digests)
+            self.answers = self.workers.call(ProvingBackend.held_digests, names) if names else ()
+            self.answered_s = time.monotonic() - start_s
         self.version = handle.version
         self._on_update()
         return read[0]
+
+    @property
+    def lives(self) -> int:
+        """How many times lost replicas were replaced."""
+        return self._lives
 
     def take_metrics(self) -> Metrics:
         """The replicas' metrics of their own work since they were last asked."""

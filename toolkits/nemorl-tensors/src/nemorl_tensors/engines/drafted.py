@@ -37,7 +37,8 @@ class DraftedHandle(WeightHandle):
     @classmethod
     def of(cls, policy: WeightHandle, draft: WeightHandle) -> Self:
         """The two as one update."""
-        return cls(policy.transport, policy.version, PolicyAndDraft(policy, draft), policy.form)
+        both = PolicyAndDraft(policy, draft)
+        return cls(policy.transport, policy.version, both, policy.form, digests=policy.digests)
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
         return self.payload.policy.buckets()

@@ -10,19 +10,24 @@ from __future__ import annotations
 
 import json
 import operator
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from nemorl.errors import BackendError
-from nemorl.weights import WeightHandle, transport
+from nemorl.weights import Digests, WeightHandle, transport
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from nemorl_tensors.engines.boxes import KEPT_ANSWERS, Offsets, overlap, view_box
+from nemorl_tensors.engines.boxes import KEPT_ANSWERS, Offsets, ViewBox, overlap, view_box
 from nemorl_tensors.engines.buckets import KeptBucket, in_buckets
+from nemorl_tensors.engines.digests import PartDigest, joined, part_digests
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,9 @@ class RankPieces:
 
     payload: Any
     """Of the transport, which carries each piece under the text of its :class:`Place`"""
+    digests: tuple[PartDigest, ...] | None = None
+    """Of the pieces, where they were asked for"""
+    digesting_s: float = 0.0
 
 
 class PieceSender:
@@ -84,12 +92,13 @@ class PieceSender:
         self._transports: dict[str, Any] = {}
 
     @torch.no_grad()
-    def publish(self, name: str, pieces: Callable[[], Iterable[Piece]]) -> RankPieces:
+    def publish(self, name: str, pieces: Callable[[], Iterable[Piece]], *, digests: bool = False) -> RankPieces:
         """Make pieces available over a transport. What the version before this one published stays valid.
 
         Args:
             name: Id of the transport.
             pieces: Those of this rank.
+            digests: Of them, too.
         """
         if name not in self._transports:
             self._transports[name] = transport(name)
@@ -98,7 +107,11 @@ class PieceSender:
             for piece in pieces():
                 yield {Place.text(piece.name, piece.shape, piece.offsets): piece.values}, piece.values.nbytes
 
-        return RankPieces(self._transports[name].publish(lambda: in_buckets(named())))
+        payload, start_s = self._transports[name].publish(lambda: in_buckets(named())), time.perf_counter()
+        if not digests:
+            return RankPieces(payload)
+        found = part_digests((piece.name, piece.shape, piece.offsets, piece.values) for piece in pieces())
+        return RankPieces(payload, tuple(found), time.perf_counter() - start_s)
 
     def close(self) -> None:
         """Release what was published."""
@@ -119,6 +132,15 @@ class SpreadHandle(WeightHandle):
         """
         receiver = transport(self.transport)
         yield _joined([bucket for rank in self.payload for bucket in receiver.fetch(rank.payload)])
+
+
+def spread_handle(transport: str, version: int, ranks: Sequence[RankPieces]) -> SpreadHandle:
+    """The handle of what ranks have published, with the digests of whole tensors where they digested their pieces."""
+    parts = [rank.digests for rank in ranks if rank.digests is not None]
+    digests = Digests(joined(chain.from_iterable(parts))) if parts else None
+    if digests is not None:
+        digests.seconds = max(rank.digesting_s for rank in ranks)
+    return SpreadHandle(transport, version, ranks, digests=digests)
 
 
 def _joined(buckets: Sequence[Mapping[str, Tensor]]) -> Mapping[str, LazyWeight]:
@@ -153,6 +175,21 @@ def lazy_weight(pieces: Sequence[Piece]) -> LazyWeight:
             fix="each element must be published by one rank: `export_pieces` of the training backend is wrong",
         )
     return LazyWeight(_View(torch.empty(first.shape, dtype=first.values.dtype, device="meta"), tuple(pieces)))
+
+
+Copied = Callable[[Piece, "ViewBox | None", Tensor], None]
+"""A piece of the tensor that was read, the place of what was read of it, and the memory that it was copied to."""
+_watching: ContextVar[Copied | None] = ContextVar("watching", default=None)
+
+
+@contextmanager
+def watched_copies(copied: Copied) -> Iterator[None]:
+    """Within it, each copy from a :class:`LazyWeight` into memory is told of once it is done."""
+    token = _watching.set(copied)
+    try:
+        yield
+    finally:
+        _watching.reset(token)
 
 
 class _View:
@@ -258,6 +295,10 @@ class LazyWeight(Tensor):
         kwargs = kwargs or {}
         if func is torch.ops.aten.copy_.default and isinstance(args[1], cls) and not isinstance(args[0], cls):
             args[1]._read_into(args[0])
+            copied = _watching.get()
+            if copied is not None and not args[0].is_meta:
+                view = args[1]._view
+                copied(view.pieces[0], view_box(view.meta, view.pieces[0].shape), args[0])
             return args[0]
         if func.is_view and isinstance(args[0], cls):
             made = args[0]._view.view(func, args[1:], kwargs)

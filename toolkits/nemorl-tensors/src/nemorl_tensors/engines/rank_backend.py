@@ -211,9 +211,9 @@ class RankBackend(CheckpointWriter, ABC, Generic[Optimizer]):
         self._score_likeliest(batch, k, ids, logprobs)
         return ids.to(batch.token_ids.device), logprobs.to(batch.token_ids.device)
 
-    def publish_pieces(self, transport: str) -> RankPieces:
+    def publish_pieces(self, transport: str, *, digests: bool = False) -> RankPieces:
         self._residency.require("weights")
-        return self._sender.publish(transport, self._pieces_of_rank)
+        return self._sender.publish(transport, self._pieces_of_rank, digests=digests)
 
     def withdraw_pieces(self) -> None:
         self._sender.close()

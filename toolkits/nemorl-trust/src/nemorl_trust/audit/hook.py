@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from nemorl.base.files.atomic import exported, loading
@@ -20,6 +21,8 @@ class Audit:
 
     def __init__(self) -> None:
         self._attempt: str | None = None
+        self._receipts = {"proven": 0, "unproven": 0}
+        """Of the weights that engines were sent"""
 
     @hookimpl(trylast=True)  # after the record of the plugins
     def on_build_end(self, trainer: Any) -> None:
@@ -38,12 +41,18 @@ class Audit:
         }
         self._say(trainer, "run_resumed" if trainer.directory.is_resumed else "run_started", facts)
 
+    def on_weights_proven(self, trainer: Any, step: int, receipt: Mapping[str, Any]) -> None:
+        self._receipts["proven" if receipt["is_proven"] else "unproven"] += 1
+        if receipt["is_proven"] is False:
+            self._say(trainer, "weights_unproven", {"step": step, **receipt})
+
     @hookimpl(trylast=True)
     def on_fit_end(self, trainer: Any) -> None:
         is_complete = trainer.progress.step >= trainer.total_steps
         if is_complete and trainer.config.checkpoint.export:
             self._say(trainer, "weights_exported", exported(trainer.directory.path / "model"))
         facts = {"step": trainer.progress.step, "stopped": None if is_complete else trainer.stop_reason}
+        facts |= {"weight_receipts": dict(self._receipts)} if any(self._receipts.values()) else {}
         self._say(trainer, "run_finished", facts)
 
     def on_exception(self, trainer: Any, error: BaseException) -> None:

@@ -89,6 +89,7 @@ SCHEMA = pa.schema(
         ("total_tokens", pa.int32()),
         ("num_turns", pa.int32()),
         ("weight_versions", pa.list_(pa.int32())),
+        ("weights_proven", pa.bool_()),
         ("media", pa.list_(ITEM)),
         ("prompt_media", pa.int32()),
         ("turns", pa.list_(TURN)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,15 @@ class Group:
     id_suffix: str = ""
 
 
+Verdict = Callable[[Sequence[int]], bool | None]
+"""Whether weights are proven, by their versions; ``None``: nobody knows."""
+
+
+def no_verdict(_versions: Sequence[int]) -> bool | None:
+    """Of a run whose engines are not asked."""
+    return None
+
+
 @dataclass(frozen=True)
 class Rollout:
     """Records of a step, in one file."""
@@ -56,6 +65,8 @@ class Rollout:
     """Of the token sequences of the groups that are not rejected, in order; empty where nothing is trained on them."""
     began_s: float | None = None
     """When the step began: a moment of ``time.monotonic()``. Unset: no times are known."""
+    verdict: Verdict = no_verdict
+    """On the weights of an episode."""
 
 
 def table_of(rollout: Rollout, decode: Decode) -> pa.Table:
@@ -140,6 +151,7 @@ def _of_tokens(rollout: Rollout, samples: Sequence[Sample], tokens: Tokens) -> d
     return {
         "advantage": tokens.advantage,
         "kl": tokens.kl,
+        "weights_proven": [rollout.verdict(sample.weight_versions) for sample in samples],
         "filtered": list(_filtered(rollout, samples, tokens)),
         "tokens": tokens.chosen,
         "total_tokens": np.diff(tokens.starts[tokens.episodes]),

@@ -24,7 +24,7 @@ from nemorl_cli.report.records.prompts import write_prompts
 from nemorl_cli.report.records.reading import FOLDER
 from nemorl_cli.report.records.schema import WRITING
 from nemorl_cli.report.records.selecting import Amounts, Selection
-from nemorl_cli.report.records.table import Group, Rollout, groups_of, media_of, table_of
+from nemorl_cli.report.records.table import Group, Rollout, Verdict, groups_of, media_of, no_verdict, table_of
 from nemorl_cli.report.records.tokens import Vocabulary, of_minibatches, selected
 
 WAITING = 2
@@ -57,6 +57,7 @@ def open_records(trainer: Any) -> Recorder:
         decode=trainer.tokenizer.decode,
         warn=directory.warn,
         measure=measure if config.records.trainer_logprobs else None,
+        verdict=trainer.weights_proven,
     )
     directory.logs.append(recorder)
     return recorder
@@ -74,6 +75,7 @@ class Recorder:
         decode: Callable[[Sequence[int]], str],
         warn: Callable[[str], None],
         measure: Callable[[Any], Any] | None = None,
+        verdict: Verdict = no_verdict,
     ) -> None:
         """
         Args:
@@ -83,9 +85,11 @@ class Recorder:
             decode: Token ids to text. Called from the writing thread.
             warn: Told once of what cannot be written.
             measure: The trainer's present log-probs of a ``TokenBatch``. Unset: only the step's own are kept.
+            verdict: On weights, by their receipts.
         """
         self.path = Path(run_dir) / FOLDER
         self._run, self._decode, self._warn, self._measure = Path(run_dir).resolve().name, decode, warn, measure
+        self._verdict = verdict
         self._selection = Selection(self.path, config, validation_every)
         self._vocabulary = Vocabulary(self.path, decode)
         self._unfinished: Rollout | None = None
@@ -112,7 +116,8 @@ class Recorder:
             groups = [Group(number, group) for number, group in enumerate(groups_of(samples))]
             self._parts[split, step] += 1
             part = self._parts[split, step]
-            self._put(Rollout(self._run, split, step, time.time(), groups, part, began_s=began_s))
+            at_s = time.time()
+            self._put(Rollout(self._run, split, step, at_s, groups, part, began_s=began_s, verdict=self._verdict))
 
     def rejected(self, group: Sequence[Sample], reason: str) -> None:
         with self._lock:
@@ -175,7 +180,7 @@ class Recorder:
             rejected, self._rejected = self._rejected, []
         places = self._selection.places(step, len(rejected))
         kept = [*groups, *(rejected[place] for place in places)]
-        return Rollout(self._run, "train", step, time.time(), kept, began_s=began_s)
+        return Rollout(self._run, "train", step, time.time(), kept, began_s=began_s, verdict=self._verdict)
 
     def _picked(self, groups: Sequence[Sequence[Sample]], step: int) -> list[Group]:
         return [Group(place, groups[place]) for place in self._selection.places(step, len(groups))]
