@@ -1,4 +1,4 @@
-"""What the driver does in one GRPO step: CPU seconds, memory and Python objects, with engines and ranks that do nothing.
+"""What the driver does in one GRPO step: its CPU seconds and memory, with engines and ranks that do nothing.
 
     python benchmarks/data_plane.py --samples 1024 --tokens 1024 --ranks 64
     python benchmarks/data_plane.py --samples 16384 --tokens 4096 --ranks 1024 --repeats 1
@@ -69,13 +69,12 @@ class Engines:
         self.worker_s = 0.0
 
     def scatter(self, verb: Any, shards: Sequence[Sequence[GenerationRequest]], *args: Any) -> list[Any]:
-        found = []
-        for shard in shards:
-            began_s = time.process_time()
-            body, buffers = as_stored([[self._sampled(seed) for seed in request.seeds] for request in shard])
-            self.worker_s += time.process_time() - began_s
-            found.append(pickle.loads(body, buffers=buffers))
-        return found
+        began_s = time.process_time()
+        answers = [
+            as_stored([[self._sampled(seed) for seed in request.seeds] for request in shard]) for shard in shards
+        ]
+        self.worker_s += time.process_time() - began_s
+        return [pickle.loads(body, buffers=buffers) for body, buffers in answers]
 
     def call(self, *_: Any) -> list[Any]:
         return [None] * self.data_parallel_size
@@ -99,18 +98,17 @@ class Trainers:
         self.sent_bytes = 0
 
     def scatter(self, verb: Any, shards: Sequence[Any], *args: Any) -> list[Any]:
-        answers = []
+        self._send(args)  # one copy for all ranks
         for rank in range(len(shards)):  # shards may be made when asked for: each is let go before the next
-            self._send((shards[rank], *args))
-        for rank in range(len(shards)):
-            began_s = time.process_time()
-            answers.append(as_stored(self._answer(verb.__name__, shards[rank])))
-            self.worker_s += time.process_time() - began_s
+            self._send(shards[rank])
+        began_s = time.process_time()
+        answers = [as_stored(self._answer(verb.__name__, shard)) for shard in shards]
+        self.worker_s += time.process_time() - began_s
         return [pickle.loads(body, buffers=buffers) for body, buffers in answers]
 
     def shutdown(self) -> None: ...
 
-    def _send(self, shard: tuple[Any, ...]) -> None:
+    def _send(self, shard: Any) -> None:
         buffers: list[Any] = []
         body = cloudpickle.dumps(shard, protocol=5, buffer_callback=buffers.append)
         for part in [memoryview(body), *(buffer.raw() for buffer in buffers)]:
@@ -136,12 +134,9 @@ def as_stored(value: Any) -> tuple[bytes, list[bytes]]:
 
 def completion(ids: Any, logprobs: Any) -> Completion:
     """What an engine of ours hands over."""
-    from nemorl_tensors.engines import responses
+    from nemorl_tensors.numbers import Numbers
 
-    make = getattr(responses, "completion_of", None)
-    if make is not None:
-        return make(ids, logprobs)  # type: ignore[no-any-return]
-    return Completion(tuple(ids.tolist()), tuple(logprobs.tolist()), "stop")
+    return Completion(Numbers(ids.astype(numpy.int32)).declared, Numbers(logprobs).declared, "stop")
 
 
 def trainer_of(samples: int, engines: Engines, trainers: Trainers, decode: Path | None) -> Any:
@@ -226,8 +221,7 @@ def gather(ranks: int, copies: int, values: int = 65_536) -> dict[str, Any]:
         def __init__(self) -> None:
             self.invoke = SimpleNamespace(remote=self._invoke)
 
-        def _invoke(self, role: str, method: str, kwargs: Any, logs: Any, *args: Any) -> Any:
-            answers = kwargs.pop(ray_workers.ANSWERS, True) if hasattr(ray_workers, "ANSWERS") else True
+        def _invoke(self, role: str, method: str, kwargs: Any, logs: Any, *args: Any, answers: bool = True) -> Any:
             began_s = time.thread_time()
             read[0] += answers * answer.nbytes
             reference = ray.put(answer if answers else None)
@@ -239,8 +233,6 @@ def gather(ranks: int, copies: int, values: int = 65_536) -> dict[str, Any]:
     group.settings, group._size, group._timeout_s = ray_workers.GroupSettings(shards=shards), ranks, 600.0
     group._order = threading.Lock()
     group._ranks = [ray_workers._Rank(n, Actor(), WorkerFacts("nowhere", "", 0)) for n in range(ranks)]
-    if hasattr(group, "_set_members"):
-        group._set_members()
     parts = [numpy.zeros(values, numpy.float32)] * copies
     group.scatter(TrainingBackend.get_logprobs, parts, "policy")
     read[0], worker_s[0], began_s = 0, 0.0, time.process_time()
