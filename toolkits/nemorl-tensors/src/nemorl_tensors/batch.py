@@ -168,8 +168,10 @@ class TokenBatch:
         batch = batch.with_tokens(generation_logprobs=sampled, **_routes_of([part for part, _ in parts]))
         if advantages is None:
             return batch
-        per_episode = torch.tensor(list(advantages), dtype=torch.float32)
-        return batch.with_tokens(advantages=per_episode[batch.episodes][batch.sequence_ids])
+        per_sequence = torch.tensor(list(advantages), dtype=torch.float32)[batch.episodes]
+        # numpy repeats values; torch would make an index of [N] int64 first, twice the size of what it gathers.
+        spread = numpy.repeat(per_sequence.numpy(), batch.lengths.numpy())
+        return batch.with_tokens(advantages=torch.from_numpy(spread))
 
     def __getitem__(self, name: str) -> Tensor:
         for fields in (self.token_fields, self.sequence_fields):

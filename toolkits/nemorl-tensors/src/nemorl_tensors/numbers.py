@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast, overload
 
 import numpy
+from nemorl import media
 
 T = TypeVar("T", int, float, bool)
 Array = numpy.ndarray[Any, numpy.dtype[Any]]
@@ -104,6 +105,19 @@ def token_ids(values: Sequence[int]) -> Numbers[int]:
         return values
     array = numpy.asarray(values, numpy.int64)
     return Numbers(array.astype(numpy.int32) if int(array.max(initial=0)) < INT32_IDS else array)
+
+
+def text_ids(values: Sequence[int]) -> list[int]:
+    """The ids that are tokens of the vocabulary, as :func:`nemorl.media.text_ids`; of int32 all are.
+
+    Example:
+        >>> text_ids(token_ids([5, 6]))
+        [5, 6]
+    """
+    if isinstance(values, Numbers) and values.array.dtype == numpy.int32:
+        ids: list[int] = values.array.tolist()
+        return ids
+    return media.text_ids(values)
 
 
 def logprobs(values: Sequence[float]) -> Numbers[float]:
