@@ -123,7 +123,8 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled response: its tokens without the prompt's, the stop token included.
+    """One sampled response: its tokens without the prompt's, the stop token included. Tuples of numbers may be arrays
+    that are used like tuples (``nemorl_tensors.numbers``), here and in samples.
 
     >>> Completion((7, 2), (-0.5, -0.1), "stop", weight_versions=(3, 4)).weight_version
     4
@@ -291,7 +292,7 @@ class Sample:
     @property
     def response_tokens(self) -> int:
         """Tokens that the policy chose, in all sequences."""
-        return sum(self.response_mask) + sum(sum(branch.response_mask) for branch in self.branches)
+        return self.response_mask.count(True) + sum(branch.response_mask.count(True) for branch in self.branches)
 
     @property
     def total_tokens(self) -> int:

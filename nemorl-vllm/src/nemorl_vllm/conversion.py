@@ -14,6 +14,7 @@ from nemorl.types import Completion, FinishReason, GenerationRequest
 from nemorl_rl.agents.contract import ConstraintError
 from nemorl_rl.data.tokenizer import Tokenizer, declared_limits
 from nemorl_rl.rollouts.seeding import mixed_seed
+from nemorl_tensors import numbers
 from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_tensors.engines.responses import TimedCompletion
 
@@ -162,8 +163,8 @@ def _completion(output: Any, span: Span, prompt_logprobs: tuple[float, ...], ver
         )
     parts = [(int(part.version), part.start) for part in sample.weight_versions] if version is None else [(version, 0)]
     return TimedCompletion(
-        tuple(sample.token_ids),
-        logprobs,
+        numbers.token_ids(sample.token_ids).declared,
+        numbers.logprobs(logprobs).declared,
         cast(FinishReason, sample.finish_reason),
         tuple(number for number, _ in parts),
         tuple(start for _, start in parts),

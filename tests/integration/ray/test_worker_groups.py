@@ -11,6 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from nemorl.errors import BackendError, DeadlineError, ForeignError, ResourceErr
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_launcher import split_devices
 from nemorl.resources.ray_session import RaySession
-from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+from nemorl.resources.ray_workers import BLAME_S, FAILURE_S, GroupSettings, RayWorkerGroup
 from nemorl.resources.worker import AttachedGroup
 from recorded_messages import Raises
 
@@ -109,6 +110,24 @@ def test_ranks_of_one_shard_need_not_be_neighbours() -> None:
     group.settings, group._size = GroupSettings(shards=(0, 1, 0, 1)), 4
     assert group._shards == [[0, 2], [1, 3]]
     assert group.data_parallel_size == 2
+
+
+def test_one_rank_of_a_copy_sends_its_answer_and_all_of_them_work(group: RayWorkerGroup) -> None:
+    copies = object.__new__(RayWorkerGroup)
+    copies.__dict__ |= group.__dict__ | {"settings": GroupSettings(shards=(0, 0)), "_shards": [[0, 1]]}
+    answers: list[dict[int, object]] = []
+    copies._gather = lambda what, calls: answers.append(group._gather(what, calls)) or answers[-1]  # type: ignore[method-assign, func-returns-value]
+    assert copies.scatter(Adder.add, [7]) == [7]
+    assert answers == [{0: 7, 1: None}]
+    with pytest.raises(ForeignError):
+        copies.scatter(Adder.fail, [1], "loses")  # by rank 1, whose answer nobody reads
+
+
+def test_a_rank_that_failed_ends_the_wait_for_those_that_sleep(group: RayWorkerGroup) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(ForeignError):
+        group.scatter(Adder.nap, [12.0, -1.0])  # nobody sleeps for less than no time
+    assert time.monotonic() - began_s < FAILURE_S + BLAME_S + 3
 
 
 def test_a_worker_that_dies_is_named_with_its_last_words_and_replaced(group: RayWorkerGroup, raises: Raises) -> None:

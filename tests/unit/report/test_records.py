@@ -288,6 +288,26 @@ def test_over_budget_every_second_step_goes_and_what_stays_spans_the_run(tmp_pat
     assert warnings == []
 
 
+def test_a_budget_that_validations_fill_keeps_some_of_them_up_to_the_last(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    one = Samples([sample(0, 1.0)])
+    keeper = recorder(tmp_path / "one", warnings)
+    keeper.rollout(one, "validation", 1)
+    keeper.close()
+    size = record_files(tmp_path / "one" / FOLDER)[0].path.stat().st_size
+    keeper = recorder(tmp_path / "many", warnings, every=10, max_gib=6.5 * size / 2**30)
+    for step in range(10, 170, 10):
+        keeper.rollout(one, "train", step)
+        keeper.rollout(one, "validation", step)
+    keeper.close()
+    # The 7th file comes with step 40: the validations of 20 and 40 stay. It comes again with steps 80 and 160, when
+    # every 4th and then every 8th stays. Training steps beside the others are kept in part then, until they are too
+    # many: with step 50 every 4th stays, with step 100 every 8th.
+    assert [file.step for file in record_files(tmp_path / "many" / FOLDER, split="validation")] == [80, 160]
+    assert [file.step for file in record_files(tmp_path / "many" / FOLDER, split="train")] == [40, 80, 120, 160]
+    assert warnings == []
+
+
 # What goes wrong
 
 

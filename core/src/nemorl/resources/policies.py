@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from nemorl.base.files.atomic import replacing_folder
 from nemorl.contracts import Loss, MomentsBackend, SnapshottingBackend, TrainingBackend, WeightsName, WorkerGroup
@@ -104,41 +104,11 @@ class TrainingPolicy:
         with self._turn("reference" if "reference" in args else "measure"):
             shards, parts = self._sharded(verb, bare, *args, **kwargs)
         results = [part if isinstance(part, tuple) else (part,) for part in parts]
-        return [in_order(batch, shards, columns) for columns in zip(*results, strict=True)]
+        return [batch.in_order(shards, columns) for columns in zip(*results, strict=True)]
 
     def _sharded(
         self, verb: ShardVerb[TokenBatch, P, R], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[list[list[int]], list[R]]:
         ranks = self.workers.data_parallel_size
-        if ranks == 1:
-            return [list(range(len(batch)))], self.workers.scatter(verb, [batch], *args, **kwargs)
-        shards = batch.shards(ranks, by_trees=self._by_trees)
-        return shards, self.workers.scatter(verb, _Shards(batch, shards), *args, **kwargs)
-
-
-def in_order(batch: TokenBatch, shards: Sequence[Sequence[int]], columns: Sequence[Tensor]) -> Tensor:
-    """What each shard says of its tokens, in the order of the batch."""
-    import torch
-
-    if len(shards) == 1:
-        return columns[0]
-    lengths, pieces = batch.lengths.tolist(), dict[int, "Tensor"]()
-    for shard, column in zip(shards, columns, strict=True):
-        sizes = [lengths[index] for index in shard]
-        pieces.update(zip(shard, torch.split(column, sizes), strict=True))
-    return torch.cat([pieces[index] for index in range(len(batch))])
-
-
-@dataclass(frozen=True, slots=True)
-class _Shards(Sequence["TokenBatch"]):
-    """The part of each rank, cut out of the batch when asked for: the driver need not hold them all at once."""
-
-    batch: TokenBatch
-    indices: list[list[int]]
-    """Sequences of each rank."""
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, rank: Any) -> Any:
-        return self.batch.select(self.indices[rank])
+        shards = [list(range(len(batch)))] if ranks == 1 else batch.shards(ranks, by_trees=self._by_trees)
+        return shards, self.workers.scatter(verb, batch.parts(shards), *args, **kwargs)

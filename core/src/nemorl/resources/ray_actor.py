@@ -58,11 +58,15 @@ class RayWorker:
     def attach_engine(self, factory: AttachedFactory) -> None:
         self._built.attach_engine(factory)
 
-    def invoke(self, role: Role, method: str, kwargs: dict[str, Any], logs: Carried | None, *args: Any) -> Any:
-        """One method of the worker. Arguments stand at the top level, where Ray resolves references to shared ones."""
+    def invoke(
+        self, role: Role, method: str, kwargs: dict[str, Any], logs: Carried | None, *args: Any, answers: bool = True
+    ) -> Any:
+        """One method of the worker. Arguments stand at the top level, where Ray resolves references to shared ones.
+        ``answers`` is False where another rank returns the same."""
         with entered(logs):
             found = self._built.call(role, method, args, kwargs)
-            return found.result() if isinstance(found, Future) else found
+            found = found.result() if isinstance(found, Future) else found
+            return found if answers else None
 
     def publish(self, transport: str, version: int, form: Form, digested: Digested | None) -> WeightHandle | None:
         return self._built.publish(transport, version, form, digested)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import groupby
 from operator import attrgetter
@@ -35,6 +35,9 @@ from nemorl.resources.ray_errors import FIXES, fate_of, in_words
 from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory
 from nemorl.weights import Digested, Form, WeightHandle
 
+FAILURE_S = 1.0
+"""A rank that failed ends the wait for the others at most this late. Waiting for one answer at a time would ask Ray
+about all ranks as often as there are ranks."""
 BLAME_S = 5.0
 """Time to look for a dead rank when another one fails: peers of a dead rank report a broken connection first."""
 SHUTDOWN_S = 20.0
@@ -145,13 +148,14 @@ class RayWorkerGroup(HostGroup):
     ) -> list[R]:
         method, members = verb.__name__, self._shards
         assert len(shards) == len(members), f"{len(shards)} shards for {len(members)} data-parallel ranks"
-        calls: dict[_Rank, Any] = {}
+        shared, calls = [ray.put(value) if _is_large(value) else value for value in args], dict[_Rank, Any]()
         with self._order:
             workers = self._ranks
             for numbers, shard in zip(members, shards, strict=True):
-                # Ranks that share a shard read one copy of it.
-                sent = [ray.put(value) if len(numbers) > 1 and _is_large(value) else value for value in (shard, *args)]
-                calls |= {workers[n]: self._invoke(workers[n], role, method, kwargs, sent) for n in numbers}
+                # Ranks that share a shard read one copy of it, and the first of them answers for all.
+                sent = [ray.put(shard) if len(numbers) > 1 and _is_large(shard) else shard, *shared]
+                for n in numbers:
+                    calls[workers[n]] = self._invoke(workers[n], role, method, kwargs, sent, answers=n == numbers[0])
         results = self._gather(method, calls)
         return [results[numbers[0]] for numbers in members]
 
@@ -169,15 +173,20 @@ class RayWorkerGroup(HostGroup):
         self._invoke(worker, "backend", method, kwargs, args).future().add_done_callback(settle)
         return answer
 
-    def _invoke(self, rank: _Rank, role: Role, method: str, kwargs: dict[str, Any], args: Sequence[Any]) -> Any:
+    def _invoke(
+        self, rank: _Rank, role: Role, method: str, kwargs: dict[str, Any], args: Sequence[Any], answers: bool = True
+    ) -> Any:
         logs = carried(worker=self.settings.name, rank=rank.number)
-        return rank.actor.invoke.remote(role, method, kwargs, logs, *args)
+        return rank.actor.invoke.remote(role, method, kwargs, logs, *args, answers=answers)
 
-    @property
+    @cached_property
     def _shards(self) -> list[list[int]]:
         """The ranks of each data-parallel shard."""
         shards = self.settings.shards or range(self._size)
-        return [[rank for rank in range(self._size) if shards[rank] == shard] for shard in range(max(shards) + 1)]
+        found: list[list[int]] = [[] for _ in range(max(shards) + 1)]
+        for rank in range(self._size):
+            found[shards[rank]].append(rank)
+        return found
 
     def publish(
         self, transport: str, version: int, form: Form = "model", digested: Digested | None = None
@@ -296,12 +305,22 @@ class RayWorkerGroup(HostGroup):
         pending = {reference: rank for rank, reference in calls.items()}
         results: dict[int, Any] = {}
         while pending:
-            ready, _ = ray.wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
+            left_s = max(0.0, deadline - time.monotonic())
+            ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=min(FAILURE_S, left_s))
+            if not ready and left_s == 0:
                 raise self._hung(what, sorted(pending.values(), key=attrgetter("number")))
-            rank = pending.pop(ready[0])
-            results[rank.number] = self._read(what, rank, partial(ray.get, ready[0]), pending)
+            ranks = [pending.pop(reference) for reference in ready]
+            others = {**dict(zip(ready, ranks, strict=True)), **pending}
+            results |= zip((rank.number for rank in ranks), self._values(what, others, ready), strict=True)
         return {rank.number: results[rank.number] for rank in calls}
+
+    def _values(self, what: str, ranks: dict[Any, _Rank], ready: Sequence[Any]) -> list[Any]:
+        """The results behind references that are ready, all at once; one by one only to find the rank that failed."""
+        try:
+            found: list[Any] = ray.get(list(ready))
+            return found
+        except RayError:
+            return [self._read(what, ranks.pop(one), partial(ray.get, one), ranks) for one in ready]
 
     def _read(self, what: str, rank: _Rank, get: Callable[[], Any], others: Mapping[Any, _Rank]) -> Any:
         """The result of a call by ``get``, or its error with the rank's name."""

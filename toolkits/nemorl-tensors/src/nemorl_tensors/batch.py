@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from dataclasses import fields as dataclass_fields
@@ -27,6 +26,9 @@ from torch import Tensor
 from nemorl_tensors.devices import moved, on_device
 from nemorl_tensors.filtering import TokenFilter
 from nemorl_tensors.functional import segment_ids, segment_sum
+from nemorl_tensors.numbers import laid_out
+from nemorl_tensors.sharding import Shards, cutter, in_order
+from nemorl_tensors.travelling import packed, unpacked
 
 LossAggregation = Literal["token", "sequence", "sequence_sum"]
 """``token``: every trained token weighs the same. ``sequence``: every sequence does, shared among its tokens.
@@ -42,9 +44,6 @@ ROUTES = "routes"
 """The token field of batches whose sampler told the experts of each token: [N, L, K] int16, ``Completion.routes``."""
 NO_ROUTE = -1
 """In place of an expert where none was recorded."""
-SPAN_TOKENS = 512
-"""Mean length from which sequences are copied span by span. Shorter ones are gathered token by token: a span costs a
-few microseconds, as much as gathering some hundred tokens."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +112,8 @@ class TokenBatch:
         if [len(ids) for ids in token_ids] != [len(mask) for mask in masks]:
             raise DataError("token_ids and masks must have equal lengths, sequence by sequence")
         lengths = torch.tensor([len(ids) for ids in token_ids], dtype=torch.int64)
-        flat_ids = torch.tensor([token for ids in token_ids for token in ids], dtype=torch.int64)
-        mask = torch.tensor([bool(keep) for row in masks for keep in row], dtype=torch.bool)
+        flat_ids = torch.from_numpy(laid_out(token_ids, numpy.int64))
+        mask = torch.from_numpy(laid_out(masks, numpy.bool_))
         mask[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = False
         shown = _shown(flat_ids, media_by_name(media))
         if bool((mask & (flat_ids >= FIRST_ID)).any()):
@@ -160,18 +159,20 @@ class TokenBatch:
         is_split = len(parts) > len(samples)
         batch = cls.from_sequences(
             [part.token_ids for part, _ in parts],
-            [[keep and not out for keep in part.response_mask] for part, out in parts],
+            [(False,) * len(part.response_mask) if out else part.response_mask for part, out in parts],
             loss_aggregation=loss_aggregation,
             temperature=temperature,
             episodes=torch.repeat_interleave(torch.arange(len(samples)), counts) if is_split else None,
             media=itertools.chain.from_iterable(sample.media for sample in samples),
         )
-        sampled = torch.tensor([lp for part, _ in parts for lp in part.generation_logprobs], dtype=torch.float32)
+        sampled = torch.from_numpy(laid_out([part.generation_logprobs for part, _ in parts], numpy.float32))
         batch = batch.with_tokens(generation_logprobs=sampled, **_routes_of([part for part, _ in parts]))
         if advantages is None:
             return batch
-        per_episode = torch.tensor(list(advantages), dtype=torch.float32)
-        return batch.with_tokens(advantages=per_episode[batch.episodes][batch.sequence_ids])
+        per_sequence = torch.tensor(list(advantages), dtype=torch.float32)[batch.episodes]
+        # numpy repeats values; torch would make an index of [N] int64 first, twice the size of what it gathers.
+        spread = numpy.repeat(per_sequence.numpy(), batch.lengths.numpy())
+        return batch.with_tokens(advantages=torch.from_numpy(spread))
 
     def __getitem__(self, name: str) -> Tensor:
         for fields in (self.token_fields, self.sequence_fields):
@@ -222,12 +223,15 @@ class TokenBatch:
         """The given sequences, in the given order, with their loss weights unchanged."""
         picked = torch.as_tensor(list(sequences), dtype=torch.int64, device=self.lengths.device)
         lengths = self.lengths[picked]
-        cut = _cutter(torch.cumsum(self.lengths, 0)[picked] - lengths, lengths)
+        return self.cut_by(picked, cutter(torch.cumsum(self.lengths, 0)[picked] - lengths, lengths))
+
+    def cut_by(self, picked: Tensor, cut: Callable[[Tensor], Tensor]) -> TokenBatch:
+        """The sequences ``picked`` [B'], whose values ``cut`` takes out of an [N, …] field."""
         token_ids = cut(self.token_ids)
         return replace(
             self,
             token_ids=token_ids,
-            lengths=lengths,
+            lengths=self.lengths[picked],
             mask=cut(self.mask),
             loss_weights=cut(self.loss_weights),
             token_fields={name: cut(values) for name, values in self.token_fields.items()},
@@ -283,11 +287,16 @@ class TokenBatch:
             for shard in groups
         ]
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # numpy arrays leave a pickle of protocol 5 as buffers, which Ray copies once; torch would copy them thrice, and
-        # of a view all that it is a view of.
-        values = [getattr(self, item.name) for item in dataclass_fields(self)]
-        return _unpacked, (type(self), [_packed(value) for value in values])
+    def parts(self, shards: Sequence[Sequence[int]]) -> Sequence[TokenBatch]:
+        """The part of each rank, of sequence indices as ``shards`` gives them; each is cut when it is asked for."""
+        return [self] if len(shards) == 1 else Shards(self, shards)
+
+    def in_order(self, shards: Sequence[Sequence[int]], columns: Sequence[Tensor]) -> Tensor:
+        """[N, …] what each shard says of its tokens, in the order of this batch."""
+        return in_order(self.lengths, shards, columns)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return _unpacked, (type(self), [packed(getattr(self, item.name), protocol) for item in dataclass_fields(self)])
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """This batch on another device."""
@@ -327,59 +336,8 @@ def _shown(token_ids: Tensor, known: Mapping[int, Media]) -> dict[int, Media]:
     return {name: known[name] for name in names}
 
 
-def _cutter(starts: Tensor, lengths: Tensor) -> Callable[[Tensor], Tensor]:
-    """A function from [N] values to those of the sequences at ``starts``, one after the other."""
-    spans = _spans(starts, lengths)
-    count = int(lengths.sum())
-    if count >= SPAN_TOKENS * len(spans):
-        return lambda values: torch.cat([values[start:stop] for start, stop in spans])
-    shifts = starts - (torch.cumsum(lengths, 0) - lengths)
-    tokens = torch.arange(count, device=lengths.device) + torch.repeat_interleave(shifts, lengths)
-    return lambda values: values[tokens]
-
-
-def _spans(starts: Tensor, lengths: Tensor) -> list[tuple[int, int]]:
-    """Tokens [start, stop) of each sequence; neighbours that follow one another are one span."""
-    spans: list[tuple[int, int]] = []
-    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        if spans and start == spans[-1][1]:
-            spans[-1] = (spans[-1][0], start + length)
-        else:
-            spans.append((start, start + length))
-    return spans or [(0, 0)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """A tensor as it travels: its bytes, on the CPU."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    data: numpy.ndarray[Any, Any]
-    """uint8"""
-
-
-def _packed(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _packed(item) for name, item in value.items()}
-    if not isinstance(value, Tensor):
-        return value
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    return _Packed(value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy())
-
-
 def _unpacked(kind: type[TokenBatch], values: Sequence[Any]) -> TokenBatch:
-    return kind(*map(_tensor, values))
-
-
-def _tensor(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _tensor(item) for name, item in value.items()}
-    if not isinstance(value, _Packed):
-        return value
-    with warnings.catch_warnings():  # about Ray's memory, which is read-only: nobody writes to a batch
-        warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(value.data).view(value.dtype).reshape(value.shape)
+    return kind(*map(unpacked, values))
 
 
 def loss_weights(

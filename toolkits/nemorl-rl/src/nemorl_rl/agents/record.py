@@ -21,6 +21,7 @@ from nemorl_rl.serving.requests import TimedSample, TurnPlace
 
 if TYPE_CHECKING:
     import numpy
+    from nemorl_tensors.numbers import Numbers
     from numpy.typing import NDArray
 
     Routes = NDArray[numpy.int16]
@@ -61,53 +62,71 @@ class Call:
     """The sum of the rewards that it was given while the episode ran."""
 
 
-@dataclass(slots=True)
 class _Sequence:
-    seat: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    mask: list[bool] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turn_rewards: list[tuple[int, float]] = field(default_factory=list)
-    version_runs: list[tuple[int, int]] = field(default_factory=list)
-    spans: list[tuple[int, Span]] = field(default_factory=list)
-    """(one beyond its last token, when it was made) of each turn."""
-    places: list[tuple[int, int, int, bool]] = field(default_factory=list)
-    """(number of the call, its first token, one beyond its last, cut) of each answer that is trained."""
-    routes: Routes | None = None
+    """One token sequence while calls extend it; its numbers are arrays (``nemorl_tensors.numbers``)."""
+
+    def __init__(self, seat: str = "") -> None:
+        self.seat = seat
+        self.size = 0
+        """Tokens so far"""
+        self.turn_rewards: list[tuple[int, float]] = []
+        self.version_runs: list[tuple[int, int]] = []
+        self.spans: list[tuple[int, Span]] = []
+        """(one beyond its last token, when it was made) of each turn."""
+        self.places: list[tuple[int, int, int, bool]] = []
+        """(number of the call, its first token, one beyond its last, cut) of each answer that is trained."""
+        self._ids: list[Numbers[int]] = []
+        self._mask: list[NDArray[numpy.bool_]] = []
+        self._logprobs: list[Numbers[float]] = []
+        self._routes: Routes | None = None
 
     def is_continued_by(self, call: Call) -> bool:
-        size = len(self.token_ids)
-        return self.seat == call.seat and tuple(self.token_ids) == call.prompt_ids[:size]
+        from nemorl_tensors.numbers import joined
+
+        if self.seat != call.seat or self.size > len(call.prompt_ids):
+            return False
+        self._ids = [joined(self._ids)]
+        return self._ids[0] == call.prompt_ids[: self.size]
 
     def append(self, call: Call, reward: float | None) -> None:
-        context = call.prompt_ids[len(self.token_ids) :]
-        answer = call.completion
+        context, answer = call.prompt_ids[self.size :], call.completion
+        begin, end = len(call.prompt_ids), len(call.prompt_ids) + len(answer.token_ids)
         if self.spans and context:
             observed = call.observed or Span(self.spans[-1][1].ended_s, call.asked_s)
-            self.spans.append((len(call.prompt_ids), observed))
-        self.spans.append((len(call.prompt_ids) + len(answer.token_ids), call.span))
-        self.token_ids += [*context, *answer.token_ids]
+            self.spans.append((begin, observed))
+        self.spans.append((end, call.span))
         is_learnt = call.is_trained and not call.is_constrained
-        self.routes = _first_routes(self.routes, answer.routes, len(self.token_ids))
-        self.mask += [False] * len(context) + [is_learnt] * len(answer.token_ids)
-        self.logprobs += [0.0] * len(context)
-        self.logprobs += answer.logprobs if is_learnt else [0.0] * len(answer.token_ids)
-        begin = len(call.prompt_ids)
+        self._extend(context, answer, is_learnt)
+        self.size = end
+        self._routes = _first_routes(self._routes, answer.routes, end)
         for start, version in zip(answer.version_starts, answer.weight_versions, strict=False):
             if not self.version_runs or self.version_runs[-1][1] != version:
                 self.version_runs.append((begin + start, version))
         if not call.is_trained:
             return
-        end = len(self.token_ids)
         if is_learnt:
-            self.places.append((call.number, end - len(answer.token_ids), end, answer.finish_reason == "length"))
+            self.places.append((call.number, begin, end, answer.finish_reason == "length"))
         if reward is not None:
             self.turn_rewards.append((end - 1, reward))
 
+    def _extend(self, context: Sequence[int], answer: Completion, is_learnt: bool) -> None:
+        import numpy
+        from nemorl_tensors.numbers import Numbers, logprobs, token_ids
+
+        blank, said = len(context), len(answer.token_ids)
+        self._ids += [token_ids(context), token_ids(answer.token_ids)]
+        self._mask += [numpy.zeros(blank, bool), numpy.full(said, is_learnt)]
+        own = logprobs(answer.logprobs) if is_learnt else Numbers[float](numpy.zeros(said, numpy.float32))
+        self._logprobs += [Numbers(numpy.zeros(blank, numpy.float32)), own]
+
     def branch(self, *, has_runs: bool = True) -> Branch:
+        import numpy
+        from nemorl_tensors.numbers import Numbers, joined
+
         runs = self.version_runs if has_runs else ()
+        mask: Numbers[bool] = Numbers(numpy.concatenate(self._mask))
         turns = tuple(self.turn_rewards), tuple(runs)
-        return Branch(tuple(self.token_ids), tuple(self.mask), tuple(self.logprobs), *turns, self.routes)
+        return Branch(joined(self._ids).declared, mask.declared, joined(self._logprobs).declared, *turns, self._routes)
 
 
 def _first_routes(before: Routes | None, answer: Routes | None, tokens: int) -> Routes | None:
@@ -153,7 +172,7 @@ def _sequences(calls: Sequence[Call], turn_rewards: Sequence[float]) -> list[_Se
     for call, reward in zip_longest(calls, turn_rewards[: len(calls)]):
         continued = [sequence for sequence in found if sequence.is_continued_by(call)]
         if continued:
-            sequence = max(continued, key=lambda sequence: len(sequence.token_ids))
+            sequence = max(continued, key=lambda sequence: sequence.size)
         else:
             sequence = _Sequence(call.seat)
             found.append(sequence)

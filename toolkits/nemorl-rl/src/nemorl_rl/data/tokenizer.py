@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.base.text.reading import expanded
 from nemorl.errors import BackendError, boundary
-from nemorl.media import text_ids
 
 if TYPE_CHECKING:
     from nemorl.config.models import TrainingOptions
@@ -110,6 +109,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens, images and sounds."""
+        from nemorl_tensors.numbers import text_ids
+
         text: str = self.inner.decode(text_ids(token_ids), skip_special_tokens=True)
         return text
 

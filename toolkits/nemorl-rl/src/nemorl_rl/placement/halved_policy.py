@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nemorl.contracts import AdamStep, HalvedSteps, Loss
 from nemorl.contracts.workers import P, ShardVerb
 from nemorl.metrics import Metrics, merge
-from nemorl.resources.policies import TrainingPolicy, in_order
+from nemorl.resources.policies import TrainingPolicy
 
 if TYPE_CHECKING:
     from nemorl_tensors import TokenBatch
@@ -49,4 +49,4 @@ class HalvedPolicy(TrainingPolicy):
     ) -> tuple[Metrics, Tensor]:
         with self._turn("train"):
             shards, parts = self._sharded(verb, batch, *args, **named)
-        return merge([metrics for metrics, _ in parts]), in_order(batch, shards, [outputs for _, outputs in parts])
+        return merge([metrics for metrics, _ in parts]), batch.in_order(shards, [outputs for _, outputs in parts])

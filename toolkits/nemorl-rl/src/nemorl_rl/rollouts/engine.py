@@ -50,11 +50,12 @@ class _Trajectory:
     response: str = ""
     done: bool = False
 
-    def extend(self, completion: Completion, response: str, span: Span) -> None:
+    def extend(self, completion: Completion, response: str, span: Span, *, goes_on: bool) -> None:
         number, observed = len(self.calls), self.episode.span
         media = tuple(self.media)
         self.calls.append(Call(number, tuple(self.told), completion, observed=observed, span=span, media=media))
-        self.told += completion.token_ids
+        if goes_on:  # nobody reads the numbers of an answer one by one that is the last
+            self.told += completion.token_ids
         self.response = response
 
     def sample(self) -> Sample:
@@ -263,7 +264,7 @@ class RolloutEngine:
         spans = spans_of(completions, sent_s, time.monotonic())
         asked = [member for members in shared.values() for member in members]
         for member, completion, span in zip(asked, completions, spans, strict=True):
-            member.extend(completion, self.tokenizer.decode(completion.token_ids), span)
+            member.extend(completion, self.tokenizer.decode(completion.token_ids), span, goes_on=goes_on)
 
 
 def rollout_metrics(samples: Samples) -> dict[str, Metric]:

@@ -32,7 +32,8 @@ class RecordingConfig(Config):
     """Training steps before each due validation, and as many after it, of which all groups are kept."""
     max_gib: float = Field(2.0, ge=0, le=1_048_576)
     """Size of the folder. Where it would be exceeded, every second step of those kept in part is dropped, and ``every``
-    doubles: what is left is spread over the whole run. 0: no records at all."""
+    doubles: what is left is spread over the whole run. Where none is left, so is every second validation with the steps
+    around it. 0: no records at all."""
     trainer_logprobs: bool = False
     """Record the trainer's log-probs of each token before the update and after it, also where the step needs neither:
     up to two more forward passes over the groups that are kept. Set it to look into a mismatch or a ratio."""

@@ -14,6 +14,8 @@ from nemorl.media import Media, is_media, media_by_name, shown_names, text_ids
 from nemorl.types import Completion, FinishReason, GenerationRequest, SamplingParams
 from numpy.typing import NDArray
 
+from nemorl_tensors.numbers import logprobs, token_ids
+
 Decode = Callable[[Sequence[int]], str]
 Routes = NDArray[numpy.int16]
 """[T, L, K] experts of tokens, as ``Completion.routes``"""
@@ -197,8 +199,8 @@ class Response:
             last = numpy.full((1, *self._routes[0].shape[1:]), -1, numpy.int16)
             routes = numpy.concatenate((*self._routes, last))
         return TimedCompletion(
-            tuple(self.token_ids),
-            tuple(self.logprobs),
+            token_ids(self.token_ids).declared,
+            logprobs(self.logprobs).declared,
             self.finish_reason,
             tuple(self.versions),
             tuple(self.version_starts),

@@ -51,6 +51,8 @@ class Selection:
         """
         self._every, self._groups, self._around = amounts.every, amounts.groups, amounts.around
         self._folder, self._validation_every, self._max_bytes = folder, validation_every, amounts.max_gib * GIB
+        self._rounds = 1
+        """Of so many validations one is kept, with the steps around it."""
         self.media = MediaFiles(folder)
         """Images and sounds that the records name."""
         self._files: dict[Path, int] = {}
@@ -63,12 +65,19 @@ class Selection:
         return sum(self._files.values()) + self.media.nbytes > self._max_bytes or self._max_bytes <= 0
 
     def is_whole(self, step: int) -> bool:
-        """All groups of a training step are kept: a validation is close.
+        """All groups of a training step are kept: a validation is close, one that is kept itself.
 
         Example: with validations at 10, 20, … and ``around`` 1 these are 1, 10, 11, 20, 21, …
         """
         every = self._validation_every
-        return every > 0 and ((step - 1) % every < self._around or -step % every < self._around)
+        if every <= 0:
+            return False
+        is_after = (step - 1) % every < self._around and self.keeps_validation(step - 1)
+        return is_after or (-step % every < self._around and self.keeps_validation(step + -step % every))
+
+    def keeps_validation(self, step: int) -> bool:
+        """The records of the last validation up to a step are kept."""
+        return step // max(1, self._validation_every) % self._rounds == 0
 
     def places(self, step: int, count: int) -> Sequence[int]:
         """The groups of a training step that are kept, of ``count``: all, some that are evenly spread, or none."""
@@ -80,15 +89,18 @@ class Selection:
         return [place * count // kept for place in range(kept)]
 
     def added(self, path: Path) -> None:
-        """A file was written. Drops others until all fit again, or nothing droppable is left."""
+        """A file was written. Drops others until all fit again: first every second of the steps kept in part, then
+        every second validation with the steps around it. The last one stays, whatever its size."""
         self._files[path] = path.stat().st_size
-        while self._every and (self.is_full or len(self._partial) > MAX_FILES):
-            before = self._partial
-            if not before:
+        while self.is_full or len(self._partial) > MAX_FILES:
+            if self._every and self._partial:
+                self._every *= 2
+            elif len({file.step // max(1, self._validation_every) for file in self._known()}) > 1:
+                self._rounds *= 2
+            else:
                 return
-            self._every *= 2
-            for file in before:
-                if file.step % self._every:
+            for file in self._known():
+                if not (self.places(file.step, 1) if file.split == "train" else self.keeps_validation(file.step)):
                     self.removed(file.path)
             self.media.settle()
 
@@ -114,5 +126,8 @@ class Selection:
 
     @property
     def _partial(self) -> list[RecordFile]:
+        return [file for file in self._known() if file.split == "train" and not self.is_whole(file.step)]
+
+    def _known(self) -> list[RecordFile]:
         found = [RecordFile.of(path) for path in self._files]
-        return [file for file in found if file and file.split == "train" and not self.is_whole(file.step)]
+        return [file for file in found if file]

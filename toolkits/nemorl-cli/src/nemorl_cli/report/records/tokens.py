@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +74,9 @@ class Tokens:
         return cls(
             starts,
             _starts(map(len, episodes)),
-            np.fromiter(chain.from_iterable(part.token_ids for part in parts), np.int64, starts[-1]),
-            np.fromiter(chain.from_iterable(part.response_mask for part in parts), np.bool_, starts[-1]),
-            np.fromiter(chain.from_iterable(part.generation_logprobs for part in parts), np.float32, starts[-1]),
+            _laid_out([part.token_ids for part in parts], starts, np.int64),
+            _laid_out([part.response_mask for part in parts], starts, np.bool_),
+            _laid_out([part.generation_logprobs for part in parts], starts, np.float32),
             {name: field for name in FIELDS if (field := _field(name, trained, len(parts))) is not None},
         )
 
@@ -189,6 +188,14 @@ def _field(name: str, trained: Sequence[Trained], sequences: int) -> Field | Non
     has = np.repeat([name in part.fields for part in trained], [part.sequences for part in trained])
     values = np.concatenate([part.fields[name] for part in having])
     return Field(np.append(has, np.zeros(sequences - len(has), np.bool_)), values.astype(np.float32, copy=False))
+
+
+def _laid_out(rows: Sequence[Sequence[Any]], starts: Array, dtype: type[Any]) -> Array:
+    """[T] the values of sequences end to end. Those that are arrays already are copied as such."""
+    found = np.empty(starts[-1], dtype)
+    for row, start, stop in zip(rows, starts.tolist(), starts[1:].tolist(), strict=False):
+        found[start:stop] = row
+    return found
 
 
 def _starts(lengths: Iterable[int]) -> Array:

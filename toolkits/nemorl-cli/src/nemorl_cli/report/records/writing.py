@@ -219,10 +219,11 @@ class Recorder:
     def _write(self, rollout: Rollout) -> None:
         import pyarrow.parquet as pq
 
-        if rollout.split == "train" and not self._selection.places(rollout.step, 1):
+        kept = self._selection
+        if not (kept.places(rollout.step, 1) if rollout.split == "train" else kept.keeps_validation(rollout.step)):
             return  # what is kept was thinned out meanwhile
-        if self._selection.is_full:
-            raise OSError("records.max_gib is reached by what is kept whole")
+        if kept.is_full:
+            raise OSError("records.max_gib is less than one validation and the steps around it take")
         part = f".{rollout.part}" if rollout.part > 1 else ""
         path = self.path / rollout.split / f"step_{rollout.step:06}{part}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)

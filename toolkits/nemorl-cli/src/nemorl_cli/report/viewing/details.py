@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,21 +50,45 @@ def details_of(table: pa.Table, texts: Mapping[int, str], folder: Path) -> list[
         texts: Token id -> text.
         folder: Of the records.
     """
+    table = whole_columns(table)
+    return with_sequences(light_details(table, folder), table, range(len(table)), texts)
+
+
+def whole_columns(table: pa.Table) -> pa.Table:
+    """The columns of records, each in one piece."""
     import pyarrow as pa
 
     from nemorl_cli.report.records.schema import SCHEMA
 
-    table = pa.Table.from_arrays([table[name].combine_chunks() for name in SCHEMA.names], SCHEMA.names)
-    heavy = table.select(["turns", "sequences", "time"]).to_pylist()
+    return pa.Table.from_arrays([table[name].combine_chunks() for name in SCHEMA.names], SCHEMA.names)
+
+
+def light_details(table: pa.Table, folder: Path) -> list[Detail]:
+    """:func:`details_of` without ``sequences``, which are nearly all of the work.
+
+    Args:
+        table: As :func:`whole_columns` makes it.
+        folder: Of the records.
+    """
     return [
         {
             **fact,
             "time": row["time"],
             "media": [{**item, "size": file_size(folder, item["digest"])} for item in fact["media"] or ()],
             "turns": [_turn(turn) for turn in row["turns"] or ()],
-            "sequences": [_sequence(part, texts) for part in row["sequences"] or ()],
         }
-        for fact, row in zip(facts_of(table), heavy, strict=True)
+        for fact, row in zip(facts_of(table), table.select(["turns", "time"]).to_pylist(), strict=True)
+    ]
+
+
+def with_sequences(
+    details: Sequence[Detail], table: pa.Table, rows: Sequence[int], texts: Mapping[int, str]
+) -> list[Detail]:
+    """Light details, each of a row of ``table``, made whole."""
+    parts = table["sequences"].take(list(rows)).to_pylist()
+    return [
+        {**detail, "sequences": [_sequence(part, texts) for part in of_row or ()]}
+        for detail, of_row in zip(details, parts, strict=True)
     ]
 
 

@@ -10,7 +10,7 @@ from nemorl_cli.report.records.reading import FOLDER, RecordFile, read_table, re
 from nemorl_cli.report.records.tokens import token_texts
 from nemorl_cli.report.run_data import RunData
 from nemorl_cli.report.sections import TranscriptSection
-from nemorl_cli.report.viewing.details import Detail, details_of
+from nemorl_cli.report.viewing.details import Detail, light_details, whole_columns, with_sequences
 from nemorl_cli.report.viewing.facts import summary_of
 from nemorl_cli.report.viewing.overview import shown_by, spread
 
@@ -40,8 +40,7 @@ def inlined(
     for file in _in_turn(files):
         if most_bytes <= 0:
             break
-        found = _details(file, texts)
-        kept, most_bytes = _within(found, most_bytes)
+        found, kept, most_bytes = _details(file, texts, most_bytes)
         for detail in kept:
             detail["shown"] = shown_by(transcripts, detail)
         records += kept
@@ -64,24 +63,31 @@ def _in_turn(files: Sequence[RecordFile]) -> Iterator[RecordFile]:
                 yield file
 
 
-def _details(file: RecordFile, texts: dict[int, str]) -> list[Detail]:
+def _details(file: RecordFile, texts: dict[int, str], most_bytes: int) -> tuple[list[Detail], list[Detail], int]:
+    """All records of a file without their tokens, whole ones of the groups within the budget, and what is left of it.
+
+    The numbers of tokens become Python's for the latter alone: a step may have a thousand times as many.
+    """
     try:
-        return details_of(read_table(file), texts, file.path.parents[1])
+        table = whole_columns(read_table(file))
+        found = light_details(table, file.path.parents[1])
+        rows, left = _within(found, most_bytes)
+        return found, with_sequences([found[row] for row in rows], table, rows, texts), left
     except (ValueError, OSError):  # pyarrow's errors are both; `nemorl view samples` names them
-        return []
+        return [], [], most_bytes
 
 
-def _within(details: Sequence[Detail], most_bytes: int) -> tuple[list[Detail], int]:
-    """Whole groups until the budget is used, and what is left of it."""
-    groups: dict[str, list[Detail]] = {}
-    for detail in details:
-        groups.setdefault(detail["group_id"], []).append(detail)
-    kept: list[Detail] = []
+def _within(details: Sequence[Detail], most_bytes: int) -> tuple[list[int], int]:
+    """Places of whole groups until the budget is used, and what is left of it."""
+    groups: dict[str, list[int]] = {}
+    for place, detail in enumerate(details):
+        groups.setdefault(detail["group_id"], []).append(place)
+    kept: list[int] = []
     for members in groups.values():
         if most_bytes <= 0:
             break
         kept += members
-        most_bytes -= sum(map(_bytes, members))
+        most_bytes -= sum(_bytes(details[place]) for place in members)
     return kept, most_bytes
 
 
