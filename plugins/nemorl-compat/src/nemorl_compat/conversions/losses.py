@@ -83,9 +83,9 @@ def loss(old: OldConfig, new: Pieces) -> None:
     elif variant not in ("cispo", "gspo"):
         new.put("loss_aggregation", "token" if by_token else "sequence")
     _kl(old, new)
-    if old.family == "grpo" and old.get("loss_fn.use_importance_sampling_correction"):
+    if old.get("loss_fn.use_importance_sampling_correction"):
         new.put("importance_correction", _correction(old, variant))
-    elif old.family == "grpo" and old.fp8_rollouts:
+    elif old.fp8_rollouts:
         message = "rollouts in FP8 are corrected for by importance_correction: truncated; null turns that off"
         new.differ("loss_fn.use_importance_sampling_correction", message)
 
