@@ -90,11 +90,12 @@ def _decoding(config: Any) -> Any:
     gpt-oss is published in MXFP4, and DeepSeek-V3 in blocks of FP8. Left to itself, transformers keeps both as they are
     where a device can multiply them, and nothing in them has a gradient.
     """
-    from transformers import FineGrainedFP8Config, Mxfp4Config
+    from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
 
     stored = getattr(config, "quantization_config", None) or {}
     kinds = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
-    kind = kinds.get(stored.get("quant_method") if isinstance(stored, dict) else str(stored.quant_method))
+    method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+    kind = kinds.get(method or "")
     return None if kind is None else kind(dequantize=True)
 
 

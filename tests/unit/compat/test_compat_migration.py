@@ -13,7 +13,7 @@ from command_line import Command
 from nemorl.config.load import load_config
 from nemorl.errors import DataError, UsageError
 from nemorl_compat import legacy_yaml
-from nemorl_compat.conversions.data import template_of
+from nemorl_compat.conversions.prompts import template_of
 from nemorl_compat.migration import Migration, migrate, migrate_file
 from nemorl_compat.migration_report import summary
 from old_configs import DPO, GRPO, SFT
@@ -433,6 +433,19 @@ def test_an_asynchronous_loop_of_ppo_counts_steps_alone(prompts: Path) -> None:
     found = migrate(config, folders=(prompts,))
     assert found.is_complete, found.features
     assert found.config["max_epochs"] == 100_000
+
+
+@pytest.mark.parametrize("place", ["https://files.test/sums.csv?v=1", "sums.csv"])
+def test_questions_of_ones_own_are_a_file_which_nobody_downloads(place: str) -> None:
+    config = whole("eval")
+    own = {"dataset_name": place, "problem_key": "Question", "solution_key": "Answer", "file_format": "csv"}
+    put(config, "data", {**own, "split": "train", "prompt_file": None})
+    found = migrate(config)
+    assert found.is_complete, found.features
+    files = {"name": "file", "path": "sums.csv", "validation_path": "sums.csv", "chat": True}
+    assert found.config["data"] == {**files, "prompt_column": "Question", "answer_column": "Answer"}
+    (said,) = [change.outcome for change in found.changes if change.key == "data.dataset_name"]
+    assert said.kind == ("different" if "://" in place else "mapped")
 
 
 def test_without_a_validation_set_nothing_is_validated() -> None:
