@@ -140,6 +140,12 @@ def test_tags_go_to_the_penalties_that_look_for_them() -> None:
     }
 
 
+def test_effort_levels_are_a_reward_for_short_answers() -> None:
+    found = with_gym(**{gym("effort_levels"): {"low_string": "{brief}", "low_weight": 0.1, "low_ub": 900}})
+    assert found.is_complete, found.features
+    assert found.config["low_effort"] == {"phrase": "{brief}", "weight": 0.1, "max_tokens": 900}
+
+
 @pytest.mark.parametrize("effort", [{"low_string": "", "low_weight": 0.1}, {"low_string": "x", "low_weight": 0.0}, {}])
 def test_effort_levels_that_are_off_change_nothing(effort: dict[str, Any]) -> None:
     assert with_gym(**{gym("effort_levels"): effort}).config == with_gym().config
@@ -176,7 +182,6 @@ def test_models_that_gym_serves_itself_have_nodes_beside_those_of_the_run() -> N
         ({policy_model("extra_body.bad_words"): ["<image>"]}, "words that are never generated"),
         ({policy_model("max_input_tokens"): 4096}, "max_input_tokens"),
         ({policy_model("audio_root"): "/sounds"}, "this setting of NeMo-Gym's model server"),
-        ({gym("effort_levels"): {"low_string": "{brief}", "low_weight": 0.1}}, "effort_levels"),
         ({gym("thinking_tags"): ["<r>"], "grpo.malformed_thinking_advantage": -5.0}, "think tags that are no pair"),
         (
             {gym("invalid_tool_call_patterns"): ["<call>", "call("], "grpo.invalid_tool_call_advantage": -5.0},

@@ -171,9 +171,8 @@ def _template_options(value: Any) -> str | None:
     """Variables of the chat template in one way of writing; ``None`` where there are none."""
     given = object_at(value, TEMPLATE_OPTIONS)
     if len(given) > MOST_VARIABLES or OWN_VARIABLES & given.keys():
-        raise bad_field(
-            TEMPLATE_OPTIONS, f"holds {shown(sorted(given))}", fix=f"give at most {MOST_VARIABLES} of its own"
-        )
+        fix = f"give at most {MOST_VARIABLES} variables of its own"
+        raise bad_field(TEMPLATE_OPTIONS, f"holds {shown(sorted(given))}", fix=fix)
     return json.dumps(given, sort_keys=True) if given else None
 
 

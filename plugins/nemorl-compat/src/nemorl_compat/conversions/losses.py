@@ -137,6 +137,10 @@ def rewards(old: OldConfig, new: Pieces) -> None:
     if old.get(f"{late}.enabled"):
         new.put("rollouts.mode", "async")
         new.put("rollouts.max_staleness", old.get(f"{late}.max_trajectory_age_steps", 1))
+    effort = old.get("env.nemo_gym.effort_levels")
+    if isinstance(effort, dict) and effort.get("low_string") and effort.get("low_weight"):
+        for name, theirs in EFFORT.items():
+            new.put_given(f"low_effort.{name}", effort.get(theirs))
     if old.own("reward_shaping.enabled"):
         _shaping(old, new, f"{old.section}.reward_shaping")
     if old.own("reward_scaling.enabled"):
@@ -145,6 +149,7 @@ def rewards(old: OldConfig, new: Pieces) -> None:
             new.put(f"reward_scaling.{name}", old.own(f"reward_scaling.{name}", default))
 
 
+EFFORT = {"phrase": "low_string", "weight": "low_weight", "max_tokens": "low_ub", "penalty": "low_penalty"}
 STALE_GROUPS = {"windowed": "drop", "ready_first": "train", "in_order": "drop"}
 """Sampler of the single-controller loop -> what becomes of a group that is older than it allows."""
 

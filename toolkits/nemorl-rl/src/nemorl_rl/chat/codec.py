@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -64,7 +64,7 @@ class Spoken:
         return (*self.prompt_ids, *self.answer_ids)
 
 
-class ChatCodec(Protocol):
+class ChatCodec(Hashable, Protocol):
     """Messages to tokens and back. All tokens are those of the policy's tokenizer.
 
     A codec is asked by many threads at once. Plain messages are those of ``nemorl_rl.chat.messages``.

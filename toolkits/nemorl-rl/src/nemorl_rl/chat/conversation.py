@@ -127,9 +127,8 @@ class Conversation:
                 if len(self._others) >= MOST_OPTIONS:
                     raise DataError(f"more than {MOST_OPTIONS} ways to fill in the chat template", fix="use fewer")
                 codec = codec_with(self._codec, template_options)
-                seed = int.from_bytes(
-                    hashlib.blake2b(f"{self._seed}/{template_options}".encode(), digest_size=8).digest()
-                )
+                digest = hashlib.blake2b(f"{self._seed}/{template_options}".encode(), digest_size=8).digest()
+                seed = int.from_bytes(digest)
                 found = self._others[template_options] = Conversation(codec, seed)
             return found
 

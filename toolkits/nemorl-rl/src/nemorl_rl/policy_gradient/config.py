@@ -24,7 +24,7 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from nemorl_rl.policy_gradient.declared_metrics import POLICY_GRADIENT_METRICS
-from nemorl_rl.policy_gradient.penalties import MessagePenalties
+from nemorl_rl.policy_gradient.penalties import LowEffort, MessagePenalties
 from nemorl_rl.policy_gradient.updates_config import UpdatesConfig
 from nemorl_rl.serving.sampler_precision import lower_precision
 
@@ -188,6 +188,8 @@ class RewardShaping(Config):
     """Map rewards to another range before anything else."""
     overlong_penalty: OverlongPenalty | None = None
     """Punish responses that come close to the token limit."""
+    low_effort: LowEffort | None = None
+    """Prefer short answers where the prompt asks for little effort. Unset: effort is not asked for."""
     truncation_reward_factor: float | None = Field(None, ge=0, le=1)
     """Multiply the reward of responses cut by the token limit. Excludes ``overlong_penalty``."""
 
