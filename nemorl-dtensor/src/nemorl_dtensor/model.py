@@ -69,16 +69,34 @@ def load_model(
                     )
                     _round(model, skeleton(policy, attn_implementation=attn_implementation, head=head))
                 else:
-                    packing = {} if quantization is None else {"quantization_config": quantization}
+                    packing = quantization or _decoding(config)
+                    options = {} if packing is None else {"quantization_config": packing}
                     model = model_class(config, head).from_pretrained(
-                        name_or_path(policy), config=config, dtype=dtype, attn_implementation=attention, **packing
+                        name_or_path(policy), config=config, dtype=dtype, attn_implementation=attention, **options
                     )
+                    if quantization is None and packing is not None:  # decoded, to bfloat16 whatever the precision
+                        _round(model, skeleton(policy, attn_implementation=attn_implementation, head=head))
             return _with_every_row(model.to(device).eval())
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(
             f"model {policy.model_name!r} in {policy.precision} does not fit on {device}: {error}",
             fix="use policy.precision: bfloat16, a smaller model, or a device with more memory",
         ) from error
+
+
+def _decoding(config: Any) -> Any:
+    """What decodes weights that are stored in few bits, so that they learn; ``None`` for those that are not.
+
+    gpt-oss is published in MXFP4, and DeepSeek-V3 in blocks of FP8. Left to itself, transformers keeps both as they are
+    where a device can multiply them, and nothing in them has a gradient.
+    """
+    from transformers.utils.quantization_config import FineGrainedFP8Config, Mxfp4Config
+
+    stored = getattr(config, "quantization_config", None) or {}
+    kinds = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}
+    method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+    kind = kinds.get(method or "")
+    return None if kind is None else kind(dequantize=True)
 
 
 def _round(model: PreTrainedModel, like: PreTrainedModel) -> None:

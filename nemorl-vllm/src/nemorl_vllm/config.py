@@ -64,6 +64,7 @@ SET_ELSEWHERE = {
     "master_addr": "it follows from where the run places the engine",
     "master_port": "it follows from where the run places the engine",
     "gpu_memory_utilization": "set gpu_memory_utilization of the backend",
+    "kv_cache_dtype": "set cache_precision of the backend",
     "kv_cache_memory_bytes": "set kv_cache_gib of the backend",
     "enforce_eager": "set enforce_eager of the backend",
     "max_num_seqs": "set max_num_seqs of the backend",
@@ -146,10 +147,13 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
     precision: Annotated[Literal["fp8", "mxfp8"] | None, RESUMABLE] = None
     """``fp8``: linear layers and experts multiply in 8 bits, weights scaled by blocks of 128 x 128 and activations as
     they come (GPUs of compute capability 8.9 and newer); each update of the weights is rounded anew. ``mxfp8``: the
-    same with a scale that is a power of two per 32 features (10.0 and newer). Embeddings, norms, output head and keys
-    and values keep the policy's precision. Unset: all of it is the policy's."""
+    same with a scale that is a power of two per 32 features (10.0 and newer). Embeddings, norms, output head and,
+    without ``cache_precision``, keys and values keep the policy's precision. Unset: all of it is the policy's."""
     kept_layers: Annotated[KeptLayers | None, RESUMABLE] = None
     """Layers that keep the policy's precision all the same, e.g. ``{first: 1, last: 1}``."""
+    cache_precision: Annotated[Literal["fp8"] | None, RESUMABLE] = None
+    """``fp8``: keys and values in 8 bits (e4m3, unscaled), so that twice as many tokens fit (GPUs of compute capability
+    8.9 and newer). Unset: the policy's precision."""
     speculative: Annotated[SpeculativeConfig | None, RESUMABLE] = None
     """Guess tokens ahead. Fast where responses repeat the prompt or themselves; with many samples at once, when the
     device is busy anyway, it costs more than it saves. Unset: token by token."""
@@ -175,7 +179,7 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
 
     @property
     def lower_precision(self) -> str | None:
-        return self.precision
+        return self.precision or (None if self.cache_precision is None else f"{self.cache_precision} (keys and values)")
 
     @property
     def fresh_draft(self) -> FreshDraft | None:
@@ -243,15 +247,14 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
             )
 
     def _precision_problems(self, policy: PolicyConfig, device: str) -> Iterator[ConfigIssue]:
-        if self.precision is None:
-            return
-        if not device.startswith("cuda"):
-            yield ConfigIssue(
-                "generation.backend.precision",
-                f"{self.precision} rollouts need the FP8 units of a CUDA device; this run's workers are on {device}",
-                "remove precision, or give the run GPUs (cluster.gpus_per_node)",
-            )
-        if policy.precision != "bfloat16":
+        for name in ("precision", "cache_precision"):
+            if getattr(self, name) is not None and not device.startswith("cuda"):
+                yield ConfigIssue(
+                    f"generation.backend.{name}",
+                    f"{getattr(self, name)} needs the FP8 units of a CUDA device; this run's workers are on {device}",
+                    f"remove {name}, or give the run GPUs (cluster.gpus_per_node)",
+                )
+        if self.precision is not None and policy.precision != "bfloat16":
             yield ConfigIssue(
                 "generation.backend.precision",
                 f"vLLM rounds weights of bfloat16 to {self.precision}, and policy.precision is {policy.precision}",

@@ -42,7 +42,7 @@ class VLLMPlan:
     @property
     def layer_element(self) -> float | None:
         """One byte and its share of a scale: a float32 for each block, or a byte for 32 features."""
-        return {"fp8": 1 + 4 / FP8_BLOCK**2, "mxfp8": 1 + 1 / MXFP8_GROUP}.get(self.config.lower_precision or "")
+        return {"fp8": 1 + 4 / FP8_BLOCK**2, "mxfp8": 1 + 1 / MXFP8_GROUP}.get(self.config.precision or "")
 
     @property
     def max_rows(self) -> int:
@@ -87,7 +87,8 @@ class VLLMPlan:
     def _token_bytes(self, engines: Engines) -> float:
         """Of one token, on one device: ranks beyond the number of key-value heads hold copies of these."""
         copies = max(1.0, self.config.tensor_parallel_size / engines.geometry.cache_parts)
-        return engines.token_bytes * copies
+        shrunk = 1 if self.config.cache_precision is None else engines.element
+        return engines.token_bytes * copies / shrunk
 
     def _room(self, engines: Engines, capacity: float) -> float:
         return max(0.0, self.config.gpu_memory_utilization * capacity - total(self._weights(engines)))

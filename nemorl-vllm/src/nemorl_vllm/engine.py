@@ -65,8 +65,9 @@ def build_engine(
     """
     import_vllm()
     _check_device(worker.device)
-    if options.precision is not None and worker.device.startswith("cuda"):
-        _check_fp8(worker.device, options.precision)
+    for precision in (options.precision, options.cache_precision):
+        if precision is not None and worker.device.startswith("cuda"):
+            _check_fp8(worker.device, precision)
     with process_state_kept(worker.device), _few_collections():
         from vllm.v1.engine.llm_engine import LLMEngine
         from vllm.v1.executor import Executor
@@ -162,6 +163,7 @@ def engine_args(
         enable_expert_parallel=options.expert_parallel,
         distributed_executor_backend="mp" if options.devices_per_replica > 1 else "uni",
         gpu_memory_utilization=options.gpu_memory_utilization,
+        kv_cache_dtype=options.cache_precision or "auto",
         kv_cache_memory_bytes=None if kv_cache_gib is None else int(kv_cache_gib * GIB),
         enforce_eager=on_cpu if options.enforce_eager is None else options.enforce_eager,
         max_num_seqs=options.max_num_seqs,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from nemorl_compat.conversions.gym import hydra_text
-from nemorl_compat.features import GYM_MODELS
+from nemorl_compat.features import GYM_MODELS, SECOND_MODEL
 from nemorl_compat.migration import Migration, migrate
 from whole_configs import put, whole
 
@@ -140,28 +140,48 @@ def test_tags_go_to_the_penalties_that_look_for_them() -> None:
     }
 
 
+def test_effort_levels_are_a_reward_for_short_answers() -> None:
+    found = with_gym(**{gym("effort_levels"): {"low_string": "{brief}", "low_weight": 0.1, "low_ub": 900}})
+    assert found.is_complete, found.features
+    assert found.config["low_effort"] == {"phrase": "{brief}", "weight": 0.1, "max_tokens": 900}
+
+
 @pytest.mark.parametrize("effort", [{"low_string": "", "low_weight": 0.1}, {"low_string": "x", "low_weight": 0.0}, {}])
 def test_effort_levels_that_are_off_change_nothing(effort: dict[str, Any]) -> None:
     assert with_gym(**{gym("effort_levels"): effort}).config == with_gym().config
 
 
+def test_a_copy_of_the_policys_model_server_adds_its_own_options_to_each_request() -> None:
+    options = {"num_workers": 4, "chat_template_kwargs": {"enable_thinking": False}}
+    quick = {"_copy": "policy_model", "responses_api_models": {"vllm_model": options}}
+    found = with_gym(**{gym("quick"): quick})
+    place = "quick.responses_api_models.openai_model.extra_body.chat_template_kwargs"
+    assert started(found)["overrides"] == ['++quick._copy="policy_model"', f"++{place}.enable_thinking=false"]
+    assert "chat_template_kwargs" not in found.config["policy"].get("tokenizer", {})
+
+
+def test_models_that_gym_serves_itself_have_nodes_beside_those_of_the_run() -> None:
+    model = {"model": "org/judge", "vllm_serve_kwargs": {"tensor_parallel_size": 8}}
+    judge = {gym("judge.responses_api_models.local_vllm_model"): model}
+    start = started(with_gym(**judge, **{gym("num_gpu_nodes"): 2}))
+    assert start["gpu_nodes"] == 2
+    place = "judge.responses_api_models.local_vllm_model"
+    assert start["overrides"] == [f'++{place}.model="org/judge"', f"++{place}.vllm_serve_kwargs.tensor_parallel_size=8"]
+
+
 @pytest.mark.parametrize(
     ("changes", "feature"),
     [
-        ({gym("num_gpu_nodes"): 2}, GYM_MODELS),
         ({gym("judge.responses_api_models.local_vllm_model.model"): "judge"}, GYM_MODELS),
         (
             {gym("config_paths"): [THEIR_MODEL, "responses_api_models/genrm_model/configs/genrm_model.yaml"]},
             GYM_MODELS,
         ),
-        (
-            {gym("quick.responses_api_models.vllm_model.chat_template_kwargs.enable_thinking"): False},
-            "second model server",
-        ),
+        ({gym("quick.responses_api_models.vllm_model.chat_template_kwargs.enable_thinking"): False}, SECOND_MODEL),
+        ({gym("quick"): {"_copy": "policy_model", "responses_api_models": {"vllm_model": {"x": 1}}}}, SECOND_MODEL),
         ({policy_model("extra_body.bad_words"): ["<image>"]}, "words that are never generated"),
         ({policy_model("max_input_tokens"): 4096}, "max_input_tokens"),
         ({policy_model("audio_root"): "/sounds"}, "this setting of NeMo-Gym's model server"),
-        ({gym("effort_levels"): {"low_string": "{brief}", "low_weight": 0.1}}, "effort_levels"),
         ({gym("thinking_tags"): ["<r>"], "grpo.malformed_thinking_advantage": -5.0}, "think tags that are no pair"),
         (
             {gym("invalid_tool_call_patterns"): ["<call>", "call("], "grpo.invalid_tool_call_advantage": -5.0},

@@ -13,7 +13,7 @@ from command_line import Command
 from nemorl.config.load import load_config
 from nemorl.errors import DataError, UsageError
 from nemorl_compat import legacy_yaml
-from nemorl_compat.conversions.data import template_of
+from nemorl_compat.conversions.prompts import template_of
 from nemorl_compat.migration import Migration, migrate, migrate_file
 from nemorl_compat.migration_report import summary
 from old_configs import DPO, GRPO, SFT
@@ -32,6 +32,14 @@ def write(folder: Path, name: str, text: str) -> Path:
 def migrated(folder: Path, text: str, **options: Any) -> Migration:
     write(folder, "prompts/cot.txt", "Think first.\n\n{}")
     return migrate_file(write(folder, "old.yaml", text), **options)
+
+
+APART: dict[str, Any] = {
+    "policy.generation.colocated.enabled": False,
+    "policy.generation.colocated.resources.gpus_per_node": 1,
+    "cluster.gpus_per_node": 2,
+}
+"""A device for generation and one for training."""
 
 
 def outcome(base: str, changes: dict[str, Any], key: str) -> tuple[str, str]:
@@ -391,14 +399,63 @@ def test_what_sampling_leaves_out_training_leaves_out() -> None:
     assert (found.config["filtered_logprobs"], found.config["generation"]["top_k"]) == (True, 50)
 
 
-def test_weights_of_rewards_get_their_names() -> None:
+def test_weights_of_rewards_stay_a_list_which_both_read_in_the_order_of_the_names() -> None:
     config = whole("grpo")
     put(config, "data.default", {"env_name": "math_multi_reward"})
     put(config, "grpo.adv_estimator", {"name": "gdpo", "reward_weights": [1.0, 0.5, 0.25]})
     found = migrate(config)
     assert found.is_complete, found.features
     assert found.config["environment"] == "multi_reward_math"
-    assert found.config["reward_weights"] == {"correctness": 1.0, "integer": 0.5, "format": 0.25}
+    assert found.config["reward_weights"] == [1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected", "kind"),
+    [
+        ({"name": "windowed", "max_staleness_versions": 2}, ("async", 2, "drop"), "mapped"),
+        ({"name": "ready_first"}, ("async", 1, "train"), "mapped"),
+        ({"name": "in_order", "max_lookahead_versions": 2}, ("async", 2, "drop"), "different"),
+        ({"name": "in_order", "max_lookahead_versions": 0}, ("sync", 0, "drop"), "neutral"),
+        ({"name": "weight_fifo"}, None, "missing"),
+    ],
+)
+def test_the_single_controller_runs_ahead_as_far_as_its_sampler_allows(
+    sampler: dict[str, Any], expected: Any, kind: str, prompts: Path
+) -> None:
+    config = whole("grpo")
+    for path, value in {**APART, "async_rl": {"sampler": sampler}}.items():
+        put(config, path, value)
+    found = migrate(config, folders=(prompts,))
+    (outcome,) = [change.outcome.kind for change in found.changes if change.key == "async_rl.sampler.name"]
+    assert outcome == kind
+    assert found.is_complete == (expected is not None), found.features
+    if expected is not None:
+        rollouts = load_config(found.config, for_cluster=True).rollouts
+        assert (rollouts.mode, rollouts.max_staleness, rollouts.on_stale) == expected
+
+
+def test_an_asynchronous_loop_of_ppo_counts_steps_alone(prompts: Path) -> None:
+    config = whole("ppo")
+    put(config, "ppo.max_num_epochs", -1)
+    assert not migrate(config, folders=(prompts,)).is_complete
+    for path, value in {**APART, "ppo.async_ppo": {"enabled": True, "max_trajectory_age_steps": 1}}.items():
+        put(config, path, value)
+    found = migrate(config, folders=(prompts,))
+    assert found.is_complete, found.features
+    assert found.config["max_epochs"] == 100_000
+
+
+@pytest.mark.parametrize("place", ["https://files.test/sums.csv?v=1", "sums.csv"])
+def test_questions_of_ones_own_are_a_file_which_nobody_downloads(place: str) -> None:
+    config = whole("eval")
+    own = {"dataset_name": place, "problem_key": "Question", "solution_key": "Answer", "file_format": "csv"}
+    put(config, "data", {**own, "split": "train", "prompt_file": None})
+    found = migrate(config)
+    assert found.is_complete, found.features
+    files = {"name": "file", "path": "sums.csv", "validation_path": "sums.csv", "chat": True}
+    assert found.config["data"] == {**files, "prompt_column": "Question", "answer_column": "Answer"}
+    (said,) = [change.outcome for change in found.changes if change.key == "data.dataset_name"]
+    assert said.kind == ("different" if "://" in place else "mapped")
 
 
 def test_without_a_validation_set_nothing_is_validated() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from nemorl.errors import NemorlError
 from nemorl_compat import legacy_yaml
-from nemorl_compat.conversions.data import template_of
+from nemorl_compat.conversions.prompts import template_of
 from nemorl_compat.migration import migrate
 from nemorl_compat.migration_tree import Entry, migrate_tree
 from nemorl_compat.old_config import OldConfig

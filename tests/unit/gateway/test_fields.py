@@ -171,3 +171,18 @@ def test_an_ignored_field_is_noted_once(open_talk: Any, monkeypatch: pytest.Monk
         assert talk.post("/v1/chat/completions", body(APIS[0], enable_x=1, temperature=0.5)).status_code == 200
     assert told == [f"agents send `{name}`, which is ignored as configured" for name in ("enable_x", "temperature")]
     assert {asked.options.temperature for asked in talk.policy.asked} == {None}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+def test_variables_of_the_chat_template_reach_the_policy_in_one_way_of_writing(talk: Any, path: str) -> None:
+    [api] = [api for api in APIS if api.path == path]
+    for given, expected in (
+        ({}, None),
+        ({"b": False, "a": 1}, '{"a": 1, "b": false}'),
+    ):
+        assert talk.post(path, body(api, chat_template_kwargs=given)).status_code == 200
+        assert talk.policy.asked[-1].options.template_options == expected
+    for bad in ([1], {"messages": []}, {f"v{number}": 1 for number in range(9)}):
+        answer = talk.post(path, body(api, chat_template_kwargs=bad))
+        assert answer.status_code == 400
+        assert "chat_template_kwargs" in message_of(answer)

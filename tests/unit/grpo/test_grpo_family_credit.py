@@ -323,6 +323,13 @@ def test_gdpo_normalizes_each_reward_by_itself() -> None:
     assert found == pytest.approx([0.953306, -0.526208, 0.953306, -1.380404], abs=1e-5)
 
 
+def test_weights_in_a_list_are_those_of_the_names_in_alphabetical_order() -> None:
+    samples = Samples(graded((1, 1), (0, 1), (1, 1), (0, 0)))
+    by_name = trainer("gdpo", reward_weights={"format": 1.0, "correct": 2.0}).compute_advantages(samples)
+    assert trainer("gdpo", reward_weights=[2.0, 1.0]).compute_advantages(samples) == by_name
+    assert trainer("gdpo", reward_weights=[1.0, 2.0]).compute_advantages(samples) != by_name
+
+
 def test_gdpo_divides_by_the_spread_of_a_population_or_as_nemo_rl_of_a_sample() -> None:
     # Each reward by itself: (1 - 0.5) / 0.577350 = 0.866025. Sums: 2 x 0.866025, 0, 0, -2 x 0.866025; of squares 6.
     samples = Samples(graded((1, 1), (1, 0), (0, 1), (0, 0)))
@@ -364,6 +371,7 @@ def test_gdpo_keeps_a_group_whose_sums_are_equal() -> None:
             {"reward_weights": {"correct": 1.0, "length": 1.0}},
             ["correct", "format", "length", "reward_weights"],
         ),
+        (graded((1, 1), (0, 1)), {"reward_weights": [1.0, 0.5, 0.25]}, [3, "correct", "format"]),
     ],
 )
 def test_gdpo_says_which_rewards_are_missing(
@@ -430,8 +438,8 @@ def test_a_mistake_elsewhere_is_not_blamed_on_the_default_penalty() -> None:
     assert [problem.path for problem in caught.value.problems] == ["generation.max_new_tokens"]
 
 
-@pytest.mark.parametrize("reward_weights", [{}, {"correct": 1.0}])
-def test_gdpo_wants_weights_for_two_rewards(reward_weights: dict[str, float], raises: Raises) -> None:
+@pytest.mark.parametrize("reward_weights", [{}, {"correct": 1.0}, [1.0]])
+def test_gdpo_wants_weights_for_two_rewards(reward_weights: Any, raises: Raises) -> None:
     with raises(ConfigError, path="reward_weights"):
         load_config({"algorithm": "gdpo", "model": "some/model", "reward_weights": reward_weights})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -61,6 +62,32 @@ def test_length_is_punished_after_scaling() -> None:
         reward_scaling={"source_max": 10.0}, overlong_penalty={"max_response_tokens": 4, "buffer_tokens": 2}
     )
     assert shaped_rewards(Samples([sample(10, 4), sample(0, 3)]), shaping) == [0.0, -0.5]
+
+
+def test_short_answers_earn_more_where_the_prompt_asks_for_little_effort() -> None:
+    # 0.5 * (1 - 25 / 100) = 0.375 of the reward on top; 0.5 * (1 - 300 / 100) = -1, of which the penalty is 0.25; and
+    # 4 * (1 - 25 / 100) = 3 counts as 1. A wrong answer has no bonus. Scaling comes after.
+    def brief(reward: float, tokens: int, text: str = "Add. {brief}") -> Sample:
+        return replace(sample(reward, tokens), prompt=Prompt(0, text, (1,)))
+
+    effort = {"phrase": "{brief}", "weight": 0.5, "max_tokens": 100, "penalty": 0.25}
+    samples = Samples([brief(2.0, 25), brief(2.0, 300), brief(0.0, 25), brief(2.0, 25, "Add.")])
+    assert shaped_rewards(samples, config(low_effort=effort)) == [2.75, 1.75, 0.0, 2.0]
+    assert shaped_rewards(samples, config(low_effort={**effort, "weight": 4}))[0] == 4.0
+    doubled = {"source_max": 4.0, "target_max": 8.0}
+    assert shaped_rewards(samples, config(low_effort=effort, reward_scaling=doubled))[0] == 5.5
+
+
+def test_the_effort_of_a_conversation_is_its_last_answer() -> None:
+    turns = replace(
+        sample(1.0),
+        prompt=Prompt(0, "brief", (1,)),
+        token_ids=(1, 2, 2, 2, 3, 2, 3),
+        response_mask=(False, True, True, True, False, True, False),
+        generation_logprobs=(0.0,) * 7,
+    )
+    effort = {"phrase": "brief", "weight": 1, "max_tokens": 4}
+    assert shaped_rewards(Samples([turns]), config(low_effort=effort)) == [1.75]  # one token of four
 
 
 def test_only_cut_responses_lose_a_part_of_their_reward() -> None:

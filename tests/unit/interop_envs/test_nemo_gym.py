@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from gym_stand_in import AGENT, Gym, running
 from nemorl.errors import BackendError, DataError, UsageError
 from nemorl.media import Media
 from nemorl.types import Prompt, Score
 from nemorl_agents.interop.episodes_config import NemoGymConfig, NemoGymTasksConfig
-from nemorl_agents.interop.nemo_gym import NemoGym
+from nemorl_agents.interop.gym_servers import _ray_with_gpus
+from nemorl_agents.interop.nemo_gym import NemoGym, played
 from nemorl_rl.agents.contract import CallLimitError
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.rollouts.prompts import to_prompt
@@ -142,6 +144,31 @@ def test_a_trial_episode_tells_what_the_run_would_stumble_over(
         try_out({}, agent="simple_agent")
     with raises(UsageError, "127.0.0.1:9"):
         try_out({}, head_url="http://127.0.0.1:9")
+
+
+def test_a_reward_in_parts_keeps_them(environment: Callable[..., NemoGym]) -> None:
+    told = {"reward": 1.5, "reward_components": {"format": 0.5, "correct": 1.0}, "response": {}}
+    [score] = play(environment(), asks("a", "a 0", verifier=told))
+    assert (score.reward, score.components) == (1.5, {"format": 0.5, "correct": 1.0})
+    assert "reward_components" not in score.metrics
+    for bad in ([1.0], {"format": "good"}):
+        found = played(json.dumps({**told, "reward_components": bad}), {})
+        assert found.score is None
+        assert "reward" in found.problem
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_gym_is_told_of_the_runs_ray_where_nodes_with_free_gpus_are_left(raises: Raises) -> None:
+    with raises(UsageError, 1, "cluster.address"):
+        _ray_with_gpus(1)
+    ray.init(num_cpus=1, num_gpus=1, include_dashboard=False)
+    try:
+        assert _ray_with_gpus(1) == ray.get_runtime_context().gcs_address
+        with raises(UsageError, 2, "cluster.address"):
+            _ray_with_gpus(2)
+    finally:
+        ray.shutdown()
 
 
 def test_a_sample_that_gym_masks_trains_nothing(environment: Callable[..., NemoGym]) -> None:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from nemorl.metrics import merge, values
 from nemorl_ppo.loss import PPOLoss
 from nemorl_ppo.value_loss import ValueLoss
+from nemorl_rl.policy_gradient.correction import Truncated
 from nemorl_tensors import KLTerm, TokenBatch
 from torch import Tensor
 
@@ -48,6 +50,17 @@ def test_the_surrogate_is_averaged_over_tokens() -> None:
     value, slopes = evaluate(PPOLoss(), [-0.5, -1.5], answers(1.0, 2.0))
     assert value == pytest.approx(-(1.2 + 1.213061) / 2, abs=1e-6)
     assert slopes == pytest.approx([0.0, -0.606531], abs=1e-6)
+
+
+def test_a_correction_weighs_the_surrogate_and_not_the_kl() -> None:
+    # The old policy found tokens e^0 and e^ln(4) times as likely as the sampler did: weights 1 and min(4, 2). Ratios 1:
+    # -(1 * 1 + 2 * 3) / 2 = -3.5. The KL to a reference 1 nat below is k1's 1 nat, weighed by 0.5 and by nothing else.
+    batch = answers(1.0, 3.0).with_tokens(generation_logprobs=torch.tensor([NAN, -1.0, -1.0 - math.log(4.0)]))
+    loss = PPOLoss(correction=Truncated(cap=2.0))
+    assert evaluate(loss, [-1.0, -1.0], batch) == (pytest.approx(-3.5), [pytest.approx(-0.5), pytest.approx(-3.0)])
+    far = batch.with_tokens(reference_logprobs=torch.tensor([NAN, -2.0, -2.0]))
+    held = replace(loss, kl_penalty=0.5, kl=KLTerm("k1"))
+    assert evaluate(held, [-1.0, -1.0], far)[0] == pytest.approx(-3.5 + 0.5)
 
 
 def test_bounds_and_dual_clip_reach_the_surrogate() -> None:

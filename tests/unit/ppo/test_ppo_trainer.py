@@ -111,6 +111,17 @@ class _Talk:
 
 
 @pytest.mark.slow
+def test_samples_of_an_engine_that_is_not_the_policy_are_weighed(tiny_model: Path, tmp_path: Path) -> None:
+    plain = train(tiny_model, tmp_path / "plain", **PLAIN)
+    half = train(tiny_model, tmp_path / "half", importance_correction={"kind": "truncated", "cap": 0.5}, **PLAIN)
+    # The sampler is the policy: every ratio is 1, which a cap of 0.5 halves, and the policy's gradient with it.
+    assert half[0]["train/sampling_importance_ratio"] == pytest.approx(0.5)
+    assert half[0]["train/is_oob_ratio"] == pytest.approx(1.0)
+    assert "train/is_oob_ratio" not in plain[0]
+    assert half[0]["train/grad_norm"] < plain[0]["train/grad_norm"]
+    assert half[0]["train/critic/loss"] == pytest.approx(plain[0]["train/critic/loss"])
+
+
 def test_the_rewards_of_all_turns_reach_the_first_token(tiny_model: Path, tmp_path: Path) -> None:
     # gamma = lambda = 1 and no KL: what follows every trained token is worth 1 + 1, whatever the critic said.
     (step,) = train(tiny_model, tmp_path / "run", _TwoTurns(), **PLAIN, max_turns=2)

@@ -15,7 +15,7 @@ from nemorl.types import Completion
 from nemorl_rl.agents.contract import ChatReply
 from nemorl_rl.agents.record import Call, sequences
 from nemorl_rl.chat.codec import codec_of
-from nemorl_rl.chat.conversation import ChatPrompt, Conversation
+from nemorl_rl.chat.conversation import MOST_OPTIONS, ChatPrompt, Conversation
 from nemorl_rl.chat.messages import plain_messages
 from recorded_messages import Raises
 
@@ -370,3 +370,24 @@ def test_every_prompt_begins_with_what_was_sampled_and_says_what_the_template_sa
     branches = sequences(world.calls)
     trained = sum(sum(branch.response_mask) for branch in branches)
     assert trained == sum(len(call.completion.token_ids) for call in world.calls), "each token is trained once"
+
+
+def test_other_variables_of_the_template_are_another_conversation(raises: Raises) -> None:
+    world = World()
+    without = world.conversation.speaking('{"enable_thinking": false}')
+    assert without is world.conversation.speaking('{"enable_thinking": false}')
+    assert world.conversation.speaking(None) is world.conversation
+    thinks, silent = world.conversation.prompt([USER]).token_ids, without.prompt([USER]).token_ids
+    assert silent[: len(thinks)] == thinks
+    assert world.engine.text(silent[len(thinks) :]) == "<think>\n\n</think>\n\n"
+    # An answer of one is a stranger in the other: nothing of it stands there as it was sampled.
+    prompt, completion, reply = world.ask([USER], "Sum.42" + call_of())
+    history, said = [USER, reply.message, *result(reply.message)], (*prompt.token_ids, *completion.token_ids)
+    assert world.conversation.prompt(history, (ADD,)).token_ids[: len(said)] == said
+    assert without.prompt(history, (ADD,)).token_ids[: len(said)] != said
+    assert without.prompt(history, (ADD,)).realigned_tokens == 0
+    assert world.conversation.speaking('{"unread": 1}').prompt([USER]).token_ids == thinks
+    for number in range(MOST_OPTIONS - 2):
+        world.conversation.speaking(f'{{"enable_thinking": {number}}}')
+    with raises(DataError, MOST_OPTIONS):
+        world.conversation.speaking('{"enable_thinking": null}')

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -318,6 +319,21 @@ def test_fp8_rollouts_are_corrected_for_unless_told_otherwise() -> None:
     assert fp8_run(generation={"backend": "vllm"}).importance_correction is None
     # What a run directory records reads the same again.
     assert fp8_run(**{"importance_correction": fp8_run().importance_correction.model_dump()}) == fp8_run()
+
+
+def test_keys_and_values_in_8_bits_are_another_sampler_and_take_half_the_memory(raises: Raises) -> None:
+    from nemorl_rl.policy_gradient.config import ImportanceCorrection
+
+    rounded = {"generation": {"backend": {"name": "vllm", "cache_precision": "fp8"}}}
+    assert fp8_run(**rounded).importance_correction == ImportanceCorrection(kind="truncated")
+    with raises(ConfigError, "fp8", "cpu", path="generation.backend.cache_precision"):
+        fp8_run(**rounded, cluster={"gpus_per_node": 0})
+    with raises(ConfigError, "cache_precision", path="generation.backend.engine_args.kv_cache_dtype"):
+        fp8_run(generation={"backend": {"name": "vllm", "engine_args": {"kv_cache_dtype": "fp8"}}})
+    engines = SimpleNamespace(token_bytes=96.0, element=2, geometry=SimpleNamespace(cache_parts=8))
+    plans = [config.VLLMConfig(cache_precision=given).engine_plan() for given in (None, "fp8")]
+    assert [plan._token_bytes(engines) for plan in plans] == [96.0, 48.0]
+    assert all(plan.layer_element is None for plan in plans)  # the layers keep the policy's precision
 
 
 def test_a_warning_of_a_mismatch_names_the_precision() -> None:

@@ -12,7 +12,8 @@ MEDIA_VALUES = "images and audio for models that give values or rewards"
 MEDIA_FILES = "conversations that name files of images, sounds and films (general-conversation-jsonl)"
 FILMS = "films (their frames can be given as images)"
 GYM = "NeMo-Gym environments"
-GYM_MODELS = "models that NeMo-Gym serves on GPUs of the run (serve them yourself and give Gym their address)"
+GYM_MODELS = "models that NeMo-Gym serves on GPUs of the run's own nodes (num_gpu_nodes gives them others)"
+SECOND_MODEL = "a second model server of NeMo-Gym that is no copy of the policy's"
 
 ENVIRONMENTS: Mapping[str, str] = {
     "nemo_gym": GYM,

@@ -10,7 +10,7 @@ from nemorl.config.models import TRAINING_BACKEND, AnyOptimizer, AuxiliaryModel,
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import TrainingBackendConfig
-from nemorl_rl.policy_gradient.config import ClippedRatio, RewardShaping
+from nemorl_rl.policy_gradient.config import ClippedRatio, RewardShaping, SamplerCorrection
 from nemorl_rl.policy_gradient.updates_config import UpdatesConfig
 from pydantic import Field
 
@@ -49,7 +49,7 @@ class CriticConfig(Config):
         return policy.model_copy(update={**own, "lora": None})
 
 
-class PPOConfig(RewardShaping, ClippedRatio, UpdatesConfig):
+class PPOConfig(RewardShaping, ClippedRatio, SamplerCorrection, UpdatesConfig):
     """Proximal policy optimisation with a critic (arXiv:1707.06347), VAPO's refinements (arXiv:2504.05118) included."""
 
     summary: ClassVar[str] = "Proximal policy optimisation: a critic says what each token was worth"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from nemorl.config import RunConfig
 from nemorl.metrics import MetricInfo
-from nemorl_rl.declared_metrics import ADVANTAGE_METRICS, KL_METRICS, RATIO_METRICS, SAMPLER_METRICS
+from nemorl_rl.declared_metrics import ADVANTAGE_METRICS, CORRECTION_METRICS, KL_METRICS, RATIO_METRICS, SAMPLER_METRICS
 from nemorl_rl.planning.work_metrics import WORK_METRICS
 
 _VALUES = "values far from the returns"
@@ -62,6 +62,7 @@ PPO_METRICS: Mapping[str, MetricInfo] = {
     **KL_METRICS,
     **RATIO_METRICS,
     **SAMPLER_METRICS,
+    **CORRECTION_METRICS,
     "timing/train/values": MetricInfo("Values", "seconds", "the critic's values"),
     "timing/train/critic_training": MetricInfo("Critic training", "seconds", "the critic's training"),
     "timing/train/advantage_calculation": MetricInfo("Advantage calculation", "seconds", "advantages and returns"),

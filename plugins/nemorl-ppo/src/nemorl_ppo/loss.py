@@ -20,11 +20,11 @@ class PPOLoss(ClippedPolicyGradientLoss):
 
     ratio = exp(policy_logprobs - old_logprobs)
     surrogate = min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A)                 arXiv:1707.06347, eq. 7
-    loss = sum(loss_weights * (-surrogate + kl_penalty * KL(policy || reference)))
+    loss = sum(loss_weights * (-w * surrogate + kl_penalty * KL(policy || reference)))
            - positive_nll_weight * sum(positive_weights * policy_logprobs)                  arXiv:2504.05118, 4.3
 
     Differs from the paper: no entropy bonus and no value term, since the critic is another model with a loss of its
-    own; ``dual_clip`` bounds negative advantages (arXiv:1912.09729).
+    own; ``dual_clip`` bounds negative advantages (arXiv:1912.09729); w is 1 unless there is a ``correction``.
     """
 
     positive_nll_weight: float = 0.0

@@ -11,6 +11,7 @@ from nemorl.metrics import Mean, Metric, Metrics
 from nemorl.types import Row, Samples
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.policy_gradient.advantages import dropped
+from nemorl_rl.policy_gradient.correction import build_correction
 from nemorl_rl.policy_gradient.kl_charge import with_kl
 from nemorl_rl.policy_gradient.metrics import advantage_metrics, kl_metrics
 from nemorl_rl.policy_gradient.rewards import shaped_rewards
@@ -36,6 +37,7 @@ class PPOTrainer(RolloutTrainer[PPOConfig]):
         config = self.config
         self.policy_loss = PPOLoss(
             **config.ratio_options,
+            correction=build_correction(config.importance_correction),
             kl_penalty=config.loss_kl_penalty,
             kl=config.kl_term(),
             positive_nll_weight=config.positive_nll_weight,

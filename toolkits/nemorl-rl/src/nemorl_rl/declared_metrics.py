@@ -333,6 +333,17 @@ SAMPLER_METRICS: Mapping[str, MetricInfo] = {
 }
 """Of algorithms that compare the trainer's log-probs with the sampler's."""
 
+CORRECTION_METRICS: Mapping[str, MetricInfo] = {
+    "train/is_oob_ratio": MetricInfo(
+        "Weights out of bounds",
+        "share",
+        "`importance_correction`: share of tokens (`sequence_mask`: of responses) beyond its bounds, so capped or left "
+        "out",
+        "growth: find the cause of the mismatch",
+    ),
+}
+"""Of algorithms that have `importance_correction`."""
+
 KL_METRICS: Mapping[str, MetricInfo] = {
     "train/kl_penalty": MetricInfo(
         "KL to the initial policy",

@@ -15,6 +15,10 @@ from nemorl_agents.gateway.errors import RequestError, bad_field
 MOST_STOPS = 16
 MOST_SAMPLES = 128
 LARGEST = 2**63 - 1
+TEMPLATE_OPTIONS = "chat_template_kwargs"
+MOST_VARIABLES = 8
+OWN_VARIABLES = frozenset(("messages", "tools", "documents", "add_generation_prompt", "tokenize", "chat_template"))
+"""Variables of a template that a request says in other ways, or not at all."""
 
 
 def parsed(raw: bytes) -> dict[str, Any]:
@@ -159,7 +163,17 @@ def call_options(
         top_p=number_at(body["top_p"], "top_p", 1e-6, 1) if "top_p" in body else None,
         top_k=whole_at(body["top_k"], "top_k", 1) if "top_k" in body else None,
         json_schema=json_schema,
+        template_options=_template_options(body.get(TEMPLATE_OPTIONS, {})),
     )
+
+
+def _template_options(value: Any) -> str | None:
+    """Variables of the chat template in one way of writing; ``None`` where there are none."""
+    given = object_at(value, TEMPLATE_OPTIONS)
+    if len(given) > MOST_VARIABLES or OWN_VARIABLES & given.keys():
+        fix = f"give at most {MOST_VARIABLES} variables of its own"
+        raise bad_field(TEMPLATE_OPTIONS, f"holds {shown(sorted(given))}", fix=fix)
+    return json.dumps(given, sort_keys=True) if given else None
 
 
 def samples(body: Mapping[str, Any]) -> int:

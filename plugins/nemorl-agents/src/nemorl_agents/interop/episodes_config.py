@@ -138,6 +138,10 @@ class StartGymConfig(Config):
     """Where it is started: its paths are relative to it. Unset: here."""
     variables: Variables = Field({})
     """Environment variables of its process, besides those of nemorl's."""
+    gpu_nodes: int = Field(0, ge=0, le=100_000)
+    """Nodes, beside those of the run, on whose GPUs Gym serves models of its own (``local_vllm_model``,
+    ``genrm_model``), in the Ray cluster of ``cluster.address``. Gym is told where that is, and takes what it wants
+    there. 0: none."""
     ready_s: float = Field(1800.0, gt=0)
     """Seconds until all servers must answer. Gym makes a virtual environment for each of them the first time."""
 

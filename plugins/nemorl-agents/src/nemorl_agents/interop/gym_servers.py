@@ -79,6 +79,7 @@ class GymServers:
             "+policy_api_key=unused",
             f"+policy_model_name={model}",
             f"+head_server={{host:127.0.0.1,port:{port}}}",
+            *([f"+ray_head_node_address={_ray_with_gpus(config.gpu_nodes)}"] if config.gpu_nodes else []),
             *config.overrides,
         ]
         try:
@@ -150,6 +151,26 @@ def _answers(url: str) -> bool:
     except (httpx2.HTTPError, ValueError):
         pass
     return True
+
+
+def _ray_with_gpus(nodes: int) -> str:
+    """The address of the run's Ray cluster, where some nodes have GPUs that the run leaves.
+
+    Raises:
+        UsageError: The run has no such cluster.
+    """
+    import ray
+    from ray._private.state import available_resources_per_node
+
+    fix = "start Ray on so many nodes more than cluster.num_nodes, and set cluster.address"
+    if not ray.is_initialized():
+        raise UsageError(f"NeMo-Gym is to serve models on {nodes} node(s), and the run uses no Ray cluster", fix=fix)
+    free = [found.get("GPU", 0) for found in available_resources_per_node().values()]
+    if sum(gpus >= 1 for gpus in free) < nodes:
+        what = f"NeMo-Gym is to serve models on {nodes} node(s); {sum(gpus >= 1 for gpus in free)} have a free GPU"
+        raise UsageError(what, fix=fix)
+    address: str = ray.get_runtime_context().gcs_address
+    return address
 
 
 def _free_port() -> int:

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from nemorl_agents.interop.episodes_config import NemoGymConfig
 
 ROLLOUT_ID = "_ng_rollout_id"
-NOT_METRICS = frozenset(("reward", "response", PARAMS, "mask_sample"))
+COMPONENTS = "reward_components"
+NOT_METRICS = frozenset(("reward", "response", PARAMS, "mask_sample", COMPONENTS))
 MODEL = "policy"
 DOWN = "environment_error"
 """The metric that the circuit breaker of rollouts takes for a time-out."""
@@ -177,4 +178,16 @@ def played(text: str, row: Mapping[str, Any]) -> Played:
         if key not in NOT_METRICS and key not in row and not key.startswith("_")
         if (number := usable(value, key)[0]) is not None
     }
-    return Played(Score(reward, metrics=metrics, valid=not told.get("mask_sample")))
+    parts, problem = _components(told.get(COMPONENTS) or {})
+    if problem:
+        return Played(problem=problem)
+    return Played(Score(reward, parts, metrics=metrics, valid=not told.get("mask_sample")))
+
+
+def _components(told: object) -> tuple[dict[str, float], str]:
+    """The parts of a reward by name, as a verifier of several rewards tells them, or what is wrong with them."""
+    if not isinstance(told, Mapping):
+        return {}, f"{COMPONENTS} of NeMo-Gym is {told!r:.60}, and no mapping"
+    found = {str(name): usable(value, f"the reward {name} of NeMo-Gym") for name, value in told.items()}
+    problem = next((problem for value, problem in found.values() if value is None), "")
+    return {name: value for name, (value, _) in found.items() if value is not None}, problem

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from nemorl_compat.conversions.data import data, environment
 from nemorl_compat.conversions.generation import generation, validation
-from nemorl_compat.conversions.losses import algorithm, loop, loss, minibatches, penalties, rewards
+from nemorl_compat.conversions.losses import algorithm, loop, loss, minibatches, penalties, rewards, single_controller
 from nemorl_compat.conversions.models import backend, critic, lora, optimizer, teacher, tokenizer
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.conversions.run import checkpoints, cluster, loggers
@@ -30,6 +30,7 @@ PARTS: Mapping[str, Callable[[OldConfig, Pieces], None]] = {
         minibatches,
         loss,
         rewards,
+        single_controller,
         penalties,
         data,
         environment,

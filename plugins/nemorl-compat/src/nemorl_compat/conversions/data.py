@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
-from string import Formatter
+from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from nemorl.config import Config
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from nemorl_compat.conversions.gym import GYM_DATASET, GYM_NAME, gym_environment
 from nemorl_compat.conversions.media import ENVIRONMENTS, leave_out_unused, media_environment
 from nemorl_compat.conversions.pieces import Pieces
+from nemorl_compat.conversions.prompts import template_of, text_of
 from nemorl_compat.features import DATASETS, FILMS, GYM
 from nemorl_compat.key_table import Outcome
 from nemorl_compat.old_config import OldConfig
@@ -177,9 +178,12 @@ class _Dataset:
             return None
         if self.known.get("films"):
             self.new.miss(self.key_of("dataset_name"), FILMS)
-        if self.known and _has_preset(self.known["preset"]):
+        questions = self._questions(str(name)) if self.old.family == "eval" and self.take("problem_key") else None
+        if questions is not None:
+            found: dict[str, Any] = questions
+        elif self.known and _has_preset(self.known["preset"]):
             preset = self.known.get("of_split", {}).get(self.take("split"), self.known["preset"])
-            found: dict[str, Any] = {"name": "preset", "preset": preset}
+            found = {"name": "preset", "preset": preset}
         elif "hub" in self.known:
             second = self.known.get("output") or self.known.get("answer")
             found = {"name": "huggingface", **self.known["hub"], answer: second}
@@ -205,6 +209,17 @@ class _Dataset:
             columns["answer_column"] = columns.pop("response_column")
         return {"name": "file" if is_file else "huggingface", "path": path, **columns}
 
+    def _questions(self, place: str) -> dict[str, Any] | None:
+        """A file of questions to evaluate on; ``None`` where the place is none. Files of the web are not downloaded."""
+        path = urlsplit(place).path if "://" in place else place
+        if not path.endswith(TABLES):
+            return None
+        if "://" in place:
+            path = PurePosixPath(path).name
+            self.new.differ(self.key_of("dataset_name"), f"download the file yourself, as {path}")
+        columns = {"prompt_column": self.take("problem_key"), "answer_column": self.take("solution_key")}
+        return {"name": "file", "path": path, "validation_path": path, **columns}
+
     def _options(self, found: dict[str, Any]) -> None:
         is_preset = found["name"] == "preset"
         if found["name"] != "file":
@@ -219,6 +234,10 @@ class _Dataset:
             found["split"] = "train"  # each is a dataset of one split
         self._media_folder(found)
         self._held_out_share(found)
+        rows = self.take("max_samples")
+        if rows is not None:
+            found["max_rows"] = rows
+            self.new.differ(self.key_of("max_samples"), "the first rows of each split are read, and not any of them")
         columns = {}
         for old, new in COLUMNS.items():
             value = self.take(old)
@@ -269,7 +288,7 @@ class _Dataset:
             file = self.take(name)
             if file is None:
                 continue
-            text = _text(self.old.folders, str(file))
+            text = text_of(self.old.folders, str(file))
             if text is None:
                 self.new.miss(self.key_of(name), f"the prompt file {file}, which is not there")
             elif name == "system_prompt_file":
@@ -309,16 +328,6 @@ def _plain(name: Any) -> str:
     return "".join(letter for letter in str(name or "").lower() if letter.isalnum())
 
 
-def _text(folders: tuple[Path, ...], file: str) -> str | None:
-    """A file as it is, from the first folder (or a folder above it) that has it."""
-    for folder in folders:
-        for above in (folder, *folder.parents):
-            path = above / file
-            if path.is_file():
-                return path.read_text(encoding="utf-8")
-    return None
-
-
 def environment(old: OldConfig, new: Pieces) -> None:
     """The one environment that the data names."""
     if old.family not in GRADED:
@@ -350,35 +359,3 @@ def environment(old: OldConfig, new: Pieces) -> None:
         dtype = old.get("env.reward_model.precision")
         precision = {"dtype": dtype} if dtype in ("float32", "bfloat16") else {}
         new.put("environment", {"name": "reward_model", "model": model, **precision})
-
-
-def template_of(text: str, column: str, source: str = "prompt file") -> str:
-    r"""The template that renders as ``text.format(problem)`` does, which is what NeMo RL makes of a prompt file.
-
-    There ``{}`` is the problem, here the name of its column: ``{problem}``. ``{{`` and ``}}`` are braces in both.
-
-    Raises:
-        DataError: ``str.format`` would refuse the text, or fill in more than one problem.
-
-    >>> template_of(r"Answer in \boxed{{}}: {}", "question")
-    'Answer in \\boxed{{}}: {question}'
-    """
-    try:
-        parts = list(Formatter().parse(text))
-    except ValueError as error:
-        raise DataError(f"{source}: {error}", fix="double the braces that are meant as such: {{ and }}") from error
-    names = [name for _, name, _, _ in parts if name is not None]
-    if names.count("") > 1 or ("" in names and "0" in names):
-        raise DataError(f"{source}: it has several places for one problem", fix="write {0} at each of them")
-    made = []
-    for literal, name, spec, conversion in parts:
-        made.append(literal.replace("{", "{{").replace("}", "}}"))
-        if name is None:
-            continue
-        if name not in ("", "0") or spec or conversion:
-            raise DataError(
-                f"{source}: {{{name}}} asks for more than the problem, which is all that NeMo RL fills in",
-                fix="write {} where the problem goes, and {{…}} for braces",
-            )
-        made.append(f"{{{column}}}")
-    return "".join(made)

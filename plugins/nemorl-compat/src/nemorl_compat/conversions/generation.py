@@ -24,6 +24,7 @@ VLLM_OPTIONS = {
 }
 MTP_METHODS = ("mtp", "deepseek_mtp", "qwen3_next_mtp")
 """vLLM's names of speculation by a model's own MTP layers, of which it deprecates all but the first."""
+CACHE_TYPE = "policy.generation.vllm_cfg.kv_cache_dtype"
 ENGINE_ARGS = "generation.backend.engine_args"
 NOT_IN_VLLM = "transformers samples: nemorl shows a model of this family nothing in vLLM"
 
@@ -71,6 +72,9 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
         new.miss("policy.generation.vllm_cfg.tensor_parallel_size", WIDE_ENGINE)
     if old.fp8_rollouts:
         _rounded(old, new)
+    if str(old.get(CACHE_TYPE)).startswith("fp8"):
+        new.put("generation.backend.cache_precision", "fp8")
+        new.differ(CACHE_TYPE, "keys and values are rounded as they are: nothing is calibrated for a scale")
     _experts(old, new)
     _speculation(old, new)
     cache_bytes = old.get("policy.generation.vllm_kwargs.kv_cache_memory_bytes")

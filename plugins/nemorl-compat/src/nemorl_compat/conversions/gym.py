@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nemorl_compat.conversions.pieces import Pieces
-from nemorl_compat.features import GYM_MODELS
+from nemorl_compat.features import GYM_MODELS, SECOND_MODEL
 from nemorl_compat.key_table import judge
 from nemorl_compat.old_config import OldConfig
 
@@ -18,6 +18,10 @@ OUR_MODEL = "responses_api_models/openai_model/configs/openai_model.yaml"
 """Gym's model server for NeMo RL asks the engine for token ids; nemorl has them, and needs one that forwards."""
 MODEL_SERVER = f"{SECTION}policy_model.responses_api_models.vllm_model"
 SERVED_BY_GYM = re.compile(r"responses_api_models/(local_vllm_model|genrm_model)/")
+SERVED_HERE = re.compile(r"\.responses_api_models\.(local_vllm_model|genrm_model)\.")
+SECOND_SERVER = re.compile(r"env\.nemo_gym\.([^.]+)\.responses_api_models\.vllm_model\.")
+OPTIONS_OF_REQUESTS = (".vllm_model.chat_template_kwargs.", ".openai_model.extra_body.chat_template_kwargs.")
+"""Where each of the two model servers has what it adds to its requests."""
 HTTP_SERVER = "policy.generation.vllm_cfg.http_server_serving_chat_kwargs"
 _VARIABLE = re.compile(r"\$([A-Z][A-Z0-9_]{2,})")
 """An environment variable that was not set where the old config was read."""
@@ -29,12 +33,18 @@ def gym_environment(old: OldConfig, new: Pieces) -> None:
     if not isinstance(paths, list) or THEIR_MODEL not in paths:
         new.miss("env.nemo_gym.config_paths", f"NeMo-Gym without {THEIR_MODEL}")
         return
-    if any(SERVED_BY_GYM.match(str(path)) for path in paths):
+    nodes = old.whole("env.nemo_gym.num_gpu_nodes", 0)
+    served = [key for key in old.leaves if key.startswith(SECTION) and SERVED_HERE.search(key)]
+    if not nodes and (served or any(SERVED_BY_GYM.match(str(path)) for path in paths)):
         new.miss("env.nemo_gym.config_paths", GYM_MODELS)
+    for key in [key for key in old.leaves if (found := SECOND_SERVER.match(key)) and not _is_copy(old, found[1])]:
+        new.miss(key, SECOND_MODEL)
     start: dict[str, Any] = {"config_paths": [OUR_MODEL if path == THEIR_MODEL else path for path in paths]}
     overrides = list(_overrides(old))
     if overrides:
         start["overrides"] = overrides
+    if nodes:
+        start["gpu_nodes"] = nodes
     new.put("environment", {"name": GYM_NAME, "start": start})
     place = "Gym is started where nemorl is, by `ng_run` (environment.start)"
     flagged = "; episodes that it flags are distilled like all others" if old.family == "distillation" else ""
@@ -45,7 +55,13 @@ def _overrides(old: OldConfig) -> Iterator[str]:
     """Gym's own settings, as arguments of its command."""
     for key, value in old.leaves.items():
         if key.startswith(SECTION) and judge(old, key, value).to == OVERRIDES:
-            yield f"++{key.removeprefix(SECTION)}={hydra_text(value)}"
+            name = key.removeprefix(SECTION).replace(*OPTIONS_OF_REQUESTS)
+            yield f"++{name}={hydra_text(value)}"
+
+
+def _is_copy(old: OldConfig, server: str) -> bool:
+    """A model server is the policy's but for what it adds to requests."""
+    return server == "policy_model" or old.get(f"{SECTION}{server}._copy") == "policy_model"
 
 
 def hydra_text(value: Any) -> str:

@@ -9,8 +9,7 @@ from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.old_config import OldConfig
 
 CLIPS_RATIO = ("grpo", "ppo")
-COMPONENTS = ("correctness", "integer", "format")
-"""Rewards of the environment math_multi_reward, in NeMo RL's order."""
+UNBOUNDED_EPOCHS = 100_000
 CORRECTIONS = {"icepop": "icepop", "seq-mask-tis": "sequence_mask"}
 
 
@@ -37,19 +36,16 @@ def loop(old: OldConfig, new: Pieces) -> None:
     """How long a run is, and options of estimators."""
     steps = old.own("max_num_steps", {"sft": 60, "dpo": 150, "rm": -1, "distillation": 1000}.get(old.family))
     new.put("max_steps", None if isinstance(steps, int) and steps < 0 else steps)
-    epochs = old.own("max_num_epochs", {"distillation": 10, "ppo": 100_000}.get(old.family, 1))
+    epochs = old.own("max_num_epochs", {"distillation": 10, "ppo": UNBOUNDED_EPOCHS}.get(old.family, 1))
+    if epochs == -1 and old.get("ppo.async_ppo.enabled"):
+        epochs = UNBOUNDED_EPOCHS  # the asynchronous loop of NeMo RL counts steps alone
     new.put_given("max_epochs", epochs)
     metric, threshold = old.own("stop_at_validation_metric"), old.own("stop_at_validation_threshold")
     if metric is not None and threshold is not None:
         name = str(metric).removeprefix("val:")
         new.put("plugins.hooks", [{"name": "early_stopping", "metric": name, "threshold": threshold}])
     if old.family == "grpo" and old.get("grpo.adv_estimator.name") == "gdpo":
-        weights = old.get("grpo.adv_estimator.reward_weights")
-        if isinstance(weights, list) and "math_multi_reward" in old.environments and len(weights) == len(COMPONENTS):
-            weights = dict(zip(COMPONENTS, weights, strict=True))
-        elif isinstance(weights, list):
-            new.miss("grpo.adv_estimator.reward_weights", "weights of rewards by place (name them: a mapping)")
-        new.put_given("reward_weights", weights)
+        new.put_given("reward_weights", old.get("grpo.adv_estimator.reward_weights"))
     if old.family == "ppo":
         new.put_given("length_adaptive_alpha", old.get("ppo.adv_estimator.length_adaptive_alpha") or None)
 
@@ -83,9 +79,9 @@ def loss(old: OldConfig, new: Pieces) -> None:
     elif variant not in ("cispo", "gspo"):
         new.put("loss_aggregation", "token" if by_token else "sequence")
     _kl(old, new)
-    if old.family == "grpo" and old.get("loss_fn.use_importance_sampling_correction"):
+    if old.get("loss_fn.use_importance_sampling_correction"):
         new.put("importance_correction", _correction(old, variant))
-    elif old.family == "grpo" and old.fp8_rollouts:
+    elif old.fp8_rollouts:
         message = "rollouts in FP8 are corrected for by importance_correction: truncated; null turns that off"
         new.differ("loss_fn.use_importance_sampling_correction", message)
 
@@ -141,12 +137,36 @@ def rewards(old: OldConfig, new: Pieces) -> None:
     if old.get(f"{late}.enabled"):
         new.put("rollouts.mode", "async")
         new.put("rollouts.max_staleness", old.get(f"{late}.max_trajectory_age_steps", 1))
+    effort = old.get("env.nemo_gym.effort_levels")
+    if isinstance(effort, dict) and effort.get("low_string") and effort.get("low_weight"):
+        for name, theirs in EFFORT.items():
+            new.put_given(f"low_effort.{name}", effort.get(theirs))
     if old.own("reward_shaping.enabled"):
         _shaping(old, new, f"{old.section}.reward_shaping")
     if old.own("reward_scaling.enabled"):
         ranges = {"source_min": 0.0, "source_max": 1.0, "target_min": 0.0, "target_max": 1.0}
         for name, default in ranges.items():
             new.put(f"reward_scaling.{name}", old.own(f"reward_scaling.{name}", default))
+
+
+EFFORT = {"phrase": "low_string", "weight": "low_weight", "max_tokens": "low_ub", "penalty": "low_penalty"}
+STALE_GROUPS = {"windowed": "drop", "ready_first": "train", "in_order": "drop"}
+"""Sampler of the single-controller loop -> what becomes of a group that is older than it allows."""
+
+
+def single_controller(old: OldConfig, new: Pieces) -> None:
+    """How far the single-controller loop lets generation run ahead, which is its own word for asynchrony."""
+    if old.family != "grpo" or not old.get("async_rl"):
+        return
+    sampler = old.get("async_rl.sampler.name") or "in_order"
+    window = "max_lookahead_versions" if sampler == "in_order" else "max_staleness_versions"
+    versions = old.get(f"async_rl.sampler.{window}", 1)
+    new.put("rollouts.mode", "async" if versions else "sync")
+    new.put("rollouts.max_staleness", versions)
+    new.put_given("rollouts.on_stale", STALE_GROUPS.get(sampler))
+    if sampler == "in_order" and versions:
+        sentence = "a step learns from the groups that are ready first; too old ones are given up (rollouts.on_stale)"
+        new.differ("async_rl.sampler.name", sentence)
 
 
 def _shaping(old: OldConfig, new: Pieces, path: str) -> None:

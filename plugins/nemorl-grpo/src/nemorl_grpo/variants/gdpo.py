@@ -36,8 +36,9 @@ class GDPOConfig(ClippedConfig):
 
     algorithm: Literal["gdpo"] = "gdpo"
     """Name of the algorithm."""
-    reward_weights: dict[str, float] | None = None
-    """Weight of each component of the reward by name, all of them. Unset: 1 each."""
+    reward_weights: dict[str, float] | tuple[float, ...] | None = None
+    """Weight of each component of the reward by name, all of them; or a list, in the alphabetical order of the names.
+    Unset: 1 each."""
     batch_std: Literal["population", "sample"] = "population"
     """Divisor of the sum of the components: its standard deviation over the responses of the step as that of a
     population, plus 1e-6, or of a sample (n - 1), and nothing added, as in NeMo RL."""
@@ -57,10 +58,12 @@ class GDPOTrainer(PolicyGradientTrainer[GDPOConfig]):
 
     def compute_advantages(self, samples: Samples) -> list[float]:
         total = [0.0] * len(samples)
-        for name, rewards in components(samples, self.config.reward_weights).items():
-            weight = 1.0 if self.config.reward_weights is None else self.config.reward_weights[name]
+        given = self.config.reward_weights
+        found = components(samples, given if isinstance(given, dict) else None)
+        weights = weights_by_name(found, given)
+        for name, rewards in found.items():
             advantages = group_advantages(rewards, samples.group_ids, normalize_std=True, leave_one_out=False)
-            total = [so_far + weight * value for so_far, value in zip(total, advantages, strict=True)]
+            total = [so_far + weights[name] * value for so_far, value in zip(total, advantages, strict=True)]
         is_sample = self.config.batch_std == "sample"
         epsilon = 0.0 if is_sample else EPSILON
         return batch_normalized(total, [1.0] * len(samples), unbiased=is_sample, epsilon=epsilon)
@@ -70,6 +73,30 @@ class GDPOTrainer(PolicyGradientTrainer[GDPOConfig]):
         found = [sample.score.components for sample in group if sample.score.valid]
         names = {name for components in found for name in components}
         return any(differ([components.get(name, 0.0) for components in found]) for name in names)
+
+
+def weights_by_name(names: Collection[str], given: dict[str, float] | tuple[float, ...] | None) -> dict[str, float]:
+    """The weight of each component.
+
+    Args:
+        names: Of the components, in alphabetical order.
+        given: ``reward_weights`` of the config.
+
+    Raises:
+        UsageError: A list has another length.
+
+    >>> weights_by_name(["correct", "format"], (1.0, 0.5))
+    {'correct': 1.0, 'format': 0.5}
+    """
+    if isinstance(given, dict):
+        return given
+    weights = (1.0,) * len(names) if given is None else given
+    if len(weights) != len(names):
+        raise UsageError(
+            f"reward_weights has {len(weights)} entries, and the rewards are {list(names)}",
+            fix="give one weight for each, or name them: a mapping",
+        )
+    return dict(zip(names, weights, strict=True))
 
 
 def components(samples: Samples, expected: Collection[str] | None = None) -> dict[str, list[float]]:

@@ -54,6 +54,10 @@ class CallOptions:
     json_schema: str | None = None
     """Schema, as JSON, that the answer satisfies; no tool can be called by it. Where the engine can constrain sampling
     (capability ``constrained``). Its tokens were not chosen freely: in training they are context, like the prompt."""
+    template_options: str | None = None
+    """Variables of the chat template, as a JSON object, over those of the run: ``{"enable_thinking": false}``. One
+    that the template does not read changes nothing. Calls with other ones are another conversation: answers of one are
+    not recognised in the other."""
 
 
 AS_THE_RUN = CallOptions()

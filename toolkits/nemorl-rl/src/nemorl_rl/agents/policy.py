@@ -91,13 +91,14 @@ class LivePolicy:
         tool_choice: ToolChoice = "auto",
         options: CallOptions = AS_THE_RUN,
     ) -> ChatReply:
+        conversation = self._conversation.speaking(options.template_options)
         if holds_items(messages):  # decoding takes its time, and other episodes share this event loop
-            prompt = await in_thread(self._shown_prompt, messages, tools)
+            prompt = await in_thread(self._shown_prompt, conversation, messages, tools)
         else:
-            prompt = self._conversation.prompt(messages, tools)
+            prompt = conversation.prompt(messages, tools)
         call = await self._answer(prompt.token_ids, prompt.media, options)
         is_plain = options.json_schema is not None
-        reply = self._conversation.reply(prompt, call.completion, tool_choice, options.stop, is_plain=is_plain)
+        reply = conversation.reply(prompt, call.completion, tool_choice, options.stop, is_plain=is_plain)
         self._record(
             replace(
                 call,
@@ -144,11 +145,13 @@ class LivePolicy:
         for future in running:
             future.cancel()
 
-    def _shown_prompt(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> ChatPrompt:
+    def _shown_prompt(
+        self, conversation: Conversation, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]
+    ) -> ChatPrompt:
         """Images and sounds of one episode are processed one after the other: all episodes share the machine."""
         limit = self.limits.max_sequence_tokens
         with self._processing:
-            return self._conversation.shown_prompt(messages, tools, limit, self._require_open)
+            return conversation.shown_prompt(messages, tools, limit, self._require_open)
 
     async def _answer(self, token_ids: tuple[int, ...], media: tuple[Media, ...], options: CallOptions) -> Call:
         room = self.limits.max_sequence_tokens - len(token_ids)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nemorl_rl.agents.contract import ChatMessage
@@ -62,7 +64,7 @@ class Spoken:
         return (*self.prompt_ids, *self.answer_ids)
 
 
-class ChatCodec(Protocol):
+class ChatCodec(Hashable, Protocol):
     """Messages to tokens and back. All tokens are those of the policy's tokenizer.
 
     A codec is asked by many threads at once. Plain messages are those of ``nemorl_rl.chat.messages``.
@@ -71,6 +73,10 @@ class ChatCodec(Protocol):
     @property
     def family(self) -> Family | None:
         """How the model sees or hears; ``None`` where it reads text alone."""
+        ...
+
+    def with_options(self, options: Mapping[str, Any]) -> ChatCodec:
+        """The codec of the same model whose template is given these variables, over those that it has."""
         ...
 
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
@@ -108,6 +114,12 @@ class ChatCodec(Protocol):
             tools: That may be called. Without any, nothing is taken for a call.
         """
         ...
+
+
+@lru_cache(maxsize=64)
+def codec_with(codec: ChatCodec, template_options: str) -> ChatCodec:
+    """``codec.with_options`` of a JSON object; made once for all episodes, since a codec probes its template."""
+    return codec.with_options(json.loads(template_options))
 
 
 def codec_of(tokenizer: Tokenizer, renderer: str | None = None) -> ChatCodec:

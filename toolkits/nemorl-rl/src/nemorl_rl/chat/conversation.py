@@ -15,7 +15,7 @@ from nemorl.media import Media
 from nemorl.types import Completion
 
 from nemorl_rl.agents.contract import ChatMessage, ChatReply, ToolChoice
-from nemorl_rl.chat.codec import ChatCodec, ParsedAnswer, Spoken, Tools
+from nemorl_rl.chat.codec import ChatCodec, ParsedAnswer, Spoken, Tools, codec_with
 from nemorl_rl.chat.media import media_in, process_items
 from nemorl_rl.chat.messages import (
     call_ids,
@@ -27,6 +27,8 @@ from nemorl_rl.chat.messages import (
     tools_key,
 )
 
+MOST_OPTIONS = 8
+"""Ways in which one episode may fill in the chat template."""
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -106,6 +108,29 @@ class Conversation:
         """By the keys of the tools and of all messages, the answer's included."""
         self._tokens_by_key: dict[str, int] = {}
         self._by_calls: dict[tuple[str, ...], _Turn] = {}
+        self._others: dict[str, Conversation] = {}
+
+    def speaking(self, template_options: str | None) -> Conversation:
+        """The conversation whose template is given these variables: this one where there are none.
+
+        Args:
+            template_options: A JSON object, written in one way (``CallOptions.template_options``).
+
+        Raises:
+            DataError: The episode has asked in too many ways.
+        """
+        if template_options is None:
+            return self
+        with self._lock:
+            found = self._others.get(template_options)
+            if found is None:
+                if len(self._others) >= MOST_OPTIONS:
+                    raise DataError(f"more than {MOST_OPTIONS} ways to fill in the chat template", fix="use fewer")
+                codec = codec_with(self._codec, template_options)
+                digest = hashlib.blake2b(f"{self._seed}/{template_options}".encode(), digest_size=8).digest()
+                seed = int.from_bytes(digest)
+                found = self._others[template_options] = Conversation(codec, seed)
+            return found
 
     def shown_prompt(
         self, messages: Sequence[ChatMessage], tools: Tools, limit: int, require_wanted: Callable[[], object]

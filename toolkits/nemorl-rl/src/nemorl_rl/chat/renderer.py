@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, DataError, ForeignError, UsageError, boundary
@@ -44,12 +44,15 @@ class RendererCodec:
             BackendError: The package is not installed, or the tokenizer is none of this family.
             UsageError: There is no such renderer.
         """
-        self._tokenizer, self._owner = tokenizer, f"the renderer {name!r}"
+        self._tokenizer, self._name, self._owner = tokenizer, name, f"the renderer {name!r}"
         self._renderer = _load(tokenizer, name)
 
     @property
     def family(self) -> None:
         """The package writes text alone."""
+
+    def with_options(self, options: Mapping[str, Any]) -> RendererCodec:
+        return RendererCodec(self._tokenizer.with_options(options), self._name)
 
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
         plain = plain_messages(messages)

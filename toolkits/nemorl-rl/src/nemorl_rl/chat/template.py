@@ -42,6 +42,9 @@ class TemplateCodec:
     def family(self) -> Family | None:
         return self._tokenizer.family
 
+    def with_options(self, options: Mapping[str, Any]) -> TemplateCodec:
+        return TemplateCodec(self._tokenizer.with_options(options))
+
     def render(self, messages: Sequence[ChatMessage], tools: Tools) -> tuple[int, ...]:
         plain = plain_messages(messages, self.family)
         require_tools(tools)

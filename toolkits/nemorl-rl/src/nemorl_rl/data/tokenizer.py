@@ -78,6 +78,11 @@ class Tokenizer:
             generic = declared in ("TokenizersBackend", "PreTrainedTokenizerFast")
             return cls((PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(name))
 
+    def with_options(self, options: Mapping[str, Any]) -> Tokenizer:
+        """The same tokenizer, whose chat template is given these variables, over those that it has. One that the
+        template does not read changes nothing."""
+        return Tokenizer(self.inner, {**self.template_kwargs, **options}, self._policy)
+
     @cached_property
     def has_chat_template(self) -> bool:
         return bool(self.inner.chat_template)

@@ -1,6 +1,7 @@
 """The knobs of policy-gradient algorithms, in blocks that a config is made of. Importing this imports no torch.
 
-    PolicyGradientConfig    groups of responses, importance correction          every algorithm
+    PolicyGradientConfig    groups of responses                                 every algorithm
+    SamplerCorrection       importance correction                               part of it, and PPO's
     UpdatesConfig           its base, and PPO's: prompts, minibatches, the KL   in ``updates_config``
     RewardShaping           rewards scaled, and lowered for length              a block
     ClippedRatio            PPO's clipped surrogate                             a block
@@ -23,7 +24,7 @@ from pydantic import Field, GetJsonSchemaHandler, model_validator
 from pydantic_core import CoreSchema
 
 from nemorl_rl.policy_gradient.declared_metrics import POLICY_GRADIENT_METRICS
-from nemorl_rl.policy_gradient.penalties import MessagePenalties
+from nemorl_rl.policy_gradient.penalties import LowEffort, MessagePenalties
 from nemorl_rl.policy_gradient.updates_config import UpdatesConfig
 from nemorl_rl.serving.sampler_precision import lower_precision
 
@@ -161,6 +162,20 @@ def _correction_of_sampler(fields: dict[str, Any]) -> ImportanceCorrection | Non
     return ImportanceCorrection(kind="truncated")
 
 
+class SamplerCorrection(Config):
+    """A block of knobs: what the samples of an engine that is not quite the policy are worth.
+
+    Example:
+        >>> SamplerCorrection(importance_correction="truncated").importance_correction.cap
+        2.0
+    """
+
+    importance_correction: ImportanceCorrection | None = Field(default_factory=_correction_of_sampler)
+    """Correct for a sampler that is not quite the policy (another engine or precision, older weights in asynchronous
+    rollouts): the name of a kind, or a mapping. Unset: ``truncated`` where the sampler computes in a lower precision
+    than the policy (``generation.backend.precision: fp8``). ``null``: treat its samples as the policy's own."""
+
+
 class RewardShaping(Config):
     """A block of knobs: what happens to a reward before it is compared with others.
 
@@ -173,6 +188,8 @@ class RewardShaping(Config):
     """Map rewards to another range before anything else."""
     overlong_penalty: OverlongPenalty | None = None
     """Punish responses that come close to the token limit."""
+    low_effort: LowEffort | None = None
+    """Prefer short answers where the prompt asks for little effort. Unset: effort is not asked for."""
     truncation_reward_factor: float | None = Field(None, ge=0, le=1)
     """Multiply the reward of responses cut by the token limit. Excludes ``overlong_penalty``."""
 
@@ -202,7 +219,7 @@ class ClippedRatio(Config):
         return {"clip_low": self.clip_low, "clip_high": self.clip_high, "dual_clip": self.dual_clip}
 
 
-class PolicyGradientConfig(UpdatesConfig):
+class PolicyGradientConfig(SamplerCorrection, UpdatesConfig):
     """Fields of every policy-gradient algorithm whose loss is made of advantages. Its trainer heeds all of them.
 
     Example:
@@ -229,10 +246,6 @@ class PolicyGradientConfig(UpdatesConfig):
     """Advantages below are raised to this."""
     advantage_clip_high: float | None = None
     """Advantages above are lowered to this."""
-    importance_correction: ImportanceCorrection | None = Field(default_factory=_correction_of_sampler)
-    """Correct for a sampler that is not quite the policy (another engine or precision, older weights in asynchronous
-    rollouts): the name of a kind, or a mapping. Unset: ``truncated`` where the sampler computes in a lower precision
-    than the policy (``generation.backend.precision: fp8``). ``null``: treat its samples as the policy's own."""
     filtered_logprobs: bool = False
     """Log-probs of the policy, the old policy and the sampler are those of what ``generation.top_p`` and ``top_k``
     leave of the vocabulary, renormalised, as NeMo RL has it. A token that the trainer would not have kept trains

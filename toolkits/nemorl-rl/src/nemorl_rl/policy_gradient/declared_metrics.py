@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from nemorl.metrics import MetricInfo
 
-from nemorl_rl.declared_metrics import ADVANTAGE_METRICS, KL_METRICS, RATIO_METRICS, SAMPLER_METRICS
+from nemorl_rl.declared_metrics import ADVANTAGE_METRICS, CORRECTION_METRICS, KL_METRICS, RATIO_METRICS, SAMPLER_METRICS
 
 _DISAGREE = "`max_sequence_error`: "
 _DROPPED = "dropped ones in every step: find the cause of the mismatch"
@@ -37,13 +37,7 @@ POLICY_GRADIENT_METRICS: Mapping[str, MetricInfo] = {
     **KL_METRICS,
     **RATIO_METRICS,
     **SAMPLER_METRICS,
-    "train/is_oob_ratio": MetricInfo(
-        "Weights out of bounds",
-        "share",
-        "`importance_correction`: share of tokens (`sequence_mask`: of responses) beyond its bounds, so capped or left "
-        "out",
-        "growth: find the cause of the mismatch",
-    ),
+    **CORRECTION_METRICS,
     "train/entropy": MetricInfo(
         "Entropy of the policy",
         "nats",

@@ -24,6 +24,24 @@ if TYPE_CHECKING:
 Fault = Literal["invalid_tool_call", "malformed_thinking"]
 
 
+class LowEffort(Config):
+    """A reward that falls with the length of the answer, for prompts that ask for little effort.
+
+    Example:
+        >>> LowEffort(phrase="{effort: low}", weight=0.5).max_tokens
+        64000
+    """
+
+    phrase: str = Field(min_length=1)
+    """What a user's last message holds where it asks for little effort. Other prompts are left alone."""
+    weight: float = Field(gt=0)
+    """The bonus of an empty answer, as a share of its reward; it falls linearly with each token, and counts up to 1."""
+    max_tokens: int = Field(64_000, ge=1)
+    """Tokens of the last answer at which the bonus is 0; below 0 it is a punishment."""
+    penalty: float = Field(1.0, ge=0)
+    """Factor of the punishment, which does not depend on the reward."""
+
+
 class MessagePenalties(Config):
     """Advantages of the tokens of faulty messages, in place of their own; NeMo RL's keys of these names.
 

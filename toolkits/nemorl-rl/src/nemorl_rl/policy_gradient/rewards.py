@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import dropwhile, takewhile
 
-from nemorl.types import Samples
+from nemorl.types import Sample, Samples
 
 from nemorl_rl.policy_gradient.config import OverlongPenalty, RewardScaling, RewardShaping
+from nemorl_rl.policy_gradient.penalties import LowEffort
 
 
 def shaped_rewards(samples: Samples, config: RewardShaping) -> list[float]:
-    """Rewards after scaling, then length shaping, in sample order.
+    """Rewards after effort, scaling, then length shaping, in sample order.
 
     Args:
         samples: Scored responses.
@@ -27,6 +29,9 @@ def shaped_rewards(samples: Samples, config: RewardShaping) -> list[float]:
         [0.8]
     """
     rewards = samples.rewards
+    if config.low_effort is not None:
+        effort = config.low_effort
+        rewards = [with_effort(r, s, effort) for r, s in zip(rewards, samples, strict=True)]
     if config.reward_scaling is not None:
         rewards = scale(rewards, config.reward_scaling)
     if config.overlong_penalty is not None:
@@ -49,6 +54,33 @@ def scale(rewards: Sequence[float], scaling: RewardScaling) -> list[float]:
     slope = (scaling.target_max - scaling.target_min) / (scaling.source_max - scaling.source_min)
     clamped = [min(max(reward, scaling.source_min), scaling.source_max) for reward in rewards]
     return [scaling.target_min + (reward - scaling.source_min) * slope for reward in clamped]
+
+
+def with_effort(reward: float, sample: Sample, effort: LowEffort) -> float:
+    """The reward of an answer to a prompt that asks for little effort; of others as it is.
+
+    bonus = min(1, weight * (1 - tokens / max_tokens))
+    reward + reward * max(bonus, 0) + penalty * min(bonus, 0)                   ``effort_levels`` of NeMo RL
+
+    Args:
+        reward: As the environment gave it.
+        sample: Whose tokens are those of its last answer.
+        effort: Of an algorithm's config.
+    """
+    if effort.phrase not in sample.prompt.text:
+        return reward
+    bonus = min(1.0, effort.weight * (1 - last_answer_tokens(sample.response_mask) / effort.max_tokens))
+    return reward + reward * max(bonus, 0.0) + effort.penalty * min(bonus, 0.0)
+
+
+def last_answer_tokens(mask: Sequence[bool]) -> int:
+    """Tokens of the last answer among several.
+
+    >>> last_answer_tokens([False, True, False, True, True, False])
+    2
+    """
+    from_the_end = dropwhile(lambda is_sampled: not is_sampled, reversed(mask))
+    return sum(1 for _ in takewhile(bool, from_the_end))
 
 
 def overlong(response_tokens: int, penalty: OverlongPenalty) -> float:

@@ -59,6 +59,7 @@ class ChatCompletions:
         "top_k": honoured("as `temperature`; 0 and -1 keep all tokens", 0, -1),
         "stop": honoured("up to 16 strings; they are not part of the answer"),
         "seed": honoured("in place of the episode's"),
+        "chat_template_kwargs": honoured("variables of the chat template, over the run's; up to 8", {}),
         "n": honoured("up to 128 answers, each a call of the policy"),
         "stream": honoured("cut from the finished answer"),
         "stream_options": honoured("`include_usage`"),

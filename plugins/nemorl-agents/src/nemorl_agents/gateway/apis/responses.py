@@ -49,6 +49,7 @@ class Responses:
         "top_p": honoured("as `temperature`"),
         "stream": honoured("cut from the finished answer"),
         "include": honoured("`reasoning.encrypted_content`, of which there is none; all others are refused"),
+        "chat_template_kwargs": honoured("variables of the chat template, over the run's; up to 8", {}),
         "metadata": honoured("echoed"),
         "text": honoured("`json_object` and `json_schema` as `format` where the backend can (vLLM), and without tools"),
         "top_logprobs": refused("use chat completions with `logprobs`", 0),
