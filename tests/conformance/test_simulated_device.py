@@ -25,6 +25,6 @@ def test_the_device_has_a_gpus_rules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["test_engines.py", "test_runs.py"])
+@pytest.mark.parametrize("part", ["test_engines.py", "test_simulated_runs.py"])
 def test_engines_and_runs_keep_to_them(part: str) -> None:
     run(str(FOLDER / part))

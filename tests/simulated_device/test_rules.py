@@ -17,13 +17,13 @@ MIB = 2**20
 
 def test_operands_of_two_devices_are_refused_single_numbers_and_indices_excepted(device: str) -> None:
     here = torch.arange(6.0, device=device)
-    with pytest.raises(RuntimeError, match="same device"):
+    with pytest.raises(RuntimeError, match="same"):
         here + torch.ones(6)
-    with pytest.raises(RuntimeError, match="same device"):
+    with pytest.raises(RuntimeError, match="same"):
         torch.nn.functional.embedding(torch.tensor([[0, 1]]), here.view(3, 2))
     assert (here * torch.tensor(2.0)).tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     assert here[torch.tensor([5, 0])].tolist() == here[[5, 0]].tolist() == [5.0, 0.0]
-    with pytest.raises(TypeError, match="CPU first"):
+    with pytest.raises(TypeError, match="CPU"):
         here.numpy()
 
 

@@ -167,5 +167,5 @@ def test_an_expert_that_is_missing_too_many_or_of_another_size_is_refused_by_nam
     state["model.layers.0.mlp.experts.8.down_proj.weight"] = torch.zeros(32, 16)
     state["model.layers.0.mlp.experts.0.gate_proj.weight"] = torch.zeros(16, 31)
     step = write_step(tmp_path, tmp_path / "model", state, inside="weights/model")
-    with raises(CheckpointError, lost, "model.layers.0.mlp.experts.8.down_proj.weight", "[16, 31]", "[16, 32]"):
+    with raises(CheckpointError, lost, "model.layers.0.mlp.experts.8.down_proj.weight", 31, 32):
         import_checkpoint(step, tmp_path / "out")

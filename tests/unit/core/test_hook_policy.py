@@ -264,7 +264,7 @@ def test_an_essential_hook_plugin_that_raises_ends_the_run(
 ) -> None:
     with raises(ForeignError, "on_step_begin", "test_hook_policy:essential", "KeyError"):
         fit(tiny_model, tmp_path / "run", [], plugins={"hooks": ["essential"]})
-    assert [line["event"] for line in events(tmp_path / "run")] == ["started", "failed"]
+    assert [line["event"] for line in events(tmp_path / "run")] == ["started", "weight_receipt", "failed"]
     assert said == ["clumsy 1"]
 
 

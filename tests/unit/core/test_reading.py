@@ -325,8 +325,9 @@ def test_every_metric_that_the_documentation_names_may_rank_checkpoints() -> Non
     from nemorl.metrics import metric_problem
     from nemorl.plugins import registry
 
-    algorithms = [registry().load("algorithms", entry.id) for entry in registry().index.of_kind("algorithms")]
-    known = {name for algorithm in algorithms for name in algorithm.metrics}
+    kinds = ("algorithms", "training_backends", "generation_backends")
+    plugins = [registry().load(kind, entry.id) for kind in kinds for entry in registry().index.of_kind(kind)]
+    known = {name for plugin in plugins for name in plugin.metrics}
     documented = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
     names = {name for name in documented.replace("`", " ").split() if name.startswith(("train/", "validation/"))}
     names = {name.strip(".,") for name in names if "<" not in name and not name.endswith(("/", "@k", "*"))}

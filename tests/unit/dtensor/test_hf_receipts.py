@@ -16,9 +16,8 @@ from nemorl_dtensor.published_names import PublishedNames
 from nemorl_rl.serving.receipts import Receipt, Sent, compare
 from nemorl_tensors.engines.digests import digested, digests
 from nemorl_testing.models import load_reference, tiny_model
+from routed_mixtures import mixture
 from torch import Tensor
-
-from .mixtures import mixture
 
 Tensors = Mapping[str, Tensor]
 

@@ -141,4 +141,4 @@ def test_a_run_with_a_dead_environment_ends_with_an_error_and_an_event(
     with raises(DeadlineError, 2):
         config.build().fit([{"prompt": "1+1="}], sleeps, console=Console(quiet=True))
     names = [event["event"] for event in read_jsonl(tmp_path / "run" / "events.jsonl")]
-    assert names == ["started", "alert", "alert", "failed"]
+    assert names == ["started", "weight_receipt", "alert", "alert", "failed"]

@@ -80,11 +80,13 @@ def test_every_backend_says_so_before_anything_loads(
         load_config({**run, "cluster": {"gpus_per_node": 4}, **backend}, for_cluster=True)
 
 
-def test_dtensor_does_not_divide_the_experts_of_a_mixture(tmp_path: Path, raises: Raises) -> None:
+def test_dtensor_splits_attention_of_a_mixture_together_with_its_experts(tmp_path: Path, raises: Raises) -> None:
     mixture = {**LLAMA_8B, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
     policy_of(tmp_path, mixture)
     policy = {"tensor_parallel_size": 2}
     data = {"algorithm": "sft", "model": str(tmp_path), "data": "arithmetic", "policy": policy}
-    with raises(ConfigError, "policy.tensor_parallel_size", "experts", "megatron"):
+    with raises(ConfigError, "policy.tensor_parallel_size", "experts", "backend.expert_parallel_size"):
         load_config({**data, "cluster": {"workers_per_node": 2}})
+    divided = {**policy, "backend": {"name": "dtensor", "expert_parallel_size": 2}}
+    load_config({**data, "policy": divided, "cluster": {"workers_per_node": 2}})
     load_config({**data, "policy": {}, "cluster": {"workers_per_node": 2}})

@@ -59,10 +59,10 @@ def test_grpo_and_its_kin_are_the_step_and_a_config(algorithm: str) -> None:
 
 
 @pytest.mark.parametrize("algorithm", OURS)
-def test_a_config_has_at_most_six_bases_above_what_every_sampling_run_has(algorithm: str) -> None:
+def test_a_config_has_at_most_seven_bases_above_what_every_sampling_run_has(algorithm: str) -> None:
     bases = registry().load("algorithms", algorithm).__mro__[1:]
     above = [cls for cls in bases if issubclass(cls, Config) and cls not in RolloutRunConfig.__mro__]
-    assert len(above) <= 6, above
+    assert len(above) <= 7, above
 
 
 def test_a_transform_of_ones_own_is_given_the_log_probs_that_it_reads() -> None:

@@ -182,7 +182,7 @@ def test_weights_that_are_not_what_was_sent_are_refused_or_flagged(
 ) -> None:
     monkeypatch.setattr("nemorl_dtensor.generation.HFGeneration", KeepsItsFirstHead)
     if on_unproven == "refuse":
-        with raises(WeightsUnprovenError, STALE, "version 1"):
+        with raises(WeightsUnprovenError, STALE, 1):
             run(tmp_path, on_unproven=on_unproven)
         assert proven(tmp_path / "run") == {True}, "nothing of version 1 was learnt from"
         return

@@ -6,7 +6,6 @@ log-prob and 1 for a mask, and are copied, pickled and laid end to end at the sp
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar, cast, overload
 
@@ -90,13 +89,8 @@ class Numbers(Sequence[T]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return numpy.array(self.array, dtype=dtype, copy=True) if copy else numpy.asarray(self.array, dtype=dtype)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        flat: Any = numpy.ascontiguousarray(self.array)
-        return _read, (flat.dtype.str, pickle.PickleBuffer(flat) if protocol >= 5 else flat.tobytes())
-
-
-def _read(dtype: str, buffer: Any) -> Numbers[Any]:
-    return Numbers(numpy.frombuffer(buffer, dtype))
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Numbers, (numpy.ascontiguousarray(self.array),)  # which leaves a pickle of protocol 5 as a buffer
 
 
 def token_ids(values: Sequence[int]) -> Numbers[int]:

@@ -66,6 +66,12 @@ def with_effort(reward: float, sample: Sample, effort: LowEffort) -> float:
         reward: As the environment gave it.
         sample: Whose tokens are those of its last answer.
         effort: Of an algorithm's config.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> sample = SimpleNamespace(prompt=SimpleNamespace(text="briefly: 1+1"), response_mask=[True] * 5)
+        >>> with_effort(1.0, sample, LowEffort(phrase="briefly", weight=1.0, max_tokens=10))
+        1.5
     """
     if effort.phrase not in sample.prompt.text:
         return reward
