@@ -1,7 +1,7 @@
 """The GPU check, one command on a machine without network: tests, parity with the CPU, benchmarks; in ten minutes.
 
     python3 check.py                 # beside wheels/, as pack.py lays it out
-    python3 check.py --cpu           # the same parts in miniature, without a GPU
+    python3 check.py --cpu           # the same parts in miniature, without a GPU; --simulated: under a GPU's rules
     python3 check.py --parts parity,decoding
 
 Installs the wheels into a folder of its own, then runs each part in a process of its own and within its own time: a
@@ -44,6 +44,7 @@ class Part:
     about: str
 
 
+DEVICE = "cuda:0"
 PARTS = (
     Part("machine", 30, "the device, and what it does at most: matrix products and copies"),
     Part("tests", 150, "pytest -m gpu"),
@@ -73,9 +74,8 @@ def run_part(part: Part, options: argparse.Namespace, environment: dict[str, str
     """One part to its end or to the end of its time; what it measured and what went wrong."""
     figures, log = options.out / f"{part.name}.json", options.out / f"{part.name}.log"
     figures.unlink(missing_ok=True)
-    device = "cpu" if options.cpu else "cuda:0"
-    command = [sys.executable, str(HERE / f"part_{part.name}.py"), "--device", device, "--json", str(figures)]
-    command += ["--small"] if options.cpu else []
+    command = [sys.executable, str(HERE / f"part_{part.name}.py"), "--device", options.device, "--json", str(figures)]
+    command += ["--small"] if options.device != DEVICE else []
     started_s = time.monotonic()
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -136,7 +136,10 @@ def write(report: dict[str, Any], out: Path) -> None:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     names = [part.name for part in PARTS]
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cpu", action="store_true", help="all parts in miniature on the CPU")
+    miniature = parser.add_mutually_exclusive_group()
+    on = {"action": "store_const", "dest": "device", "default": DEVICE}
+    miniature.add_argument("--cpu", const="cpu", help="all parts in miniature on the CPU", **on)
+    miniature.add_argument("--simulated", const="sim:0", help="in miniature on nemorl_testing's simulated device", **on)
     parser.add_argument("--out", type=Path, default=Path("gpu-check-results"), help="where to write")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=names, help=",".join(names))
     parser.add_argument("--minutes", type=float, default=13.0, help="for everything, the installation included")
@@ -155,7 +158,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
-    report: dict[str, Any] = {"format": 1, "date": time.strftime("%Y-%m-%d %H:%M"), "cpu": options.cpu, "parts": {}}
+    date, is_small = time.strftime("%Y-%m-%d %H:%M"), options.device != DEVICE
+    report: dict[str, Any] = {"format": 1, "date": date, "miniature": is_small, "parts": {}}
     if not options.no_install:
         site = options.out / "site"
         if problem := install(HERE / "wheels", site):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "gpu"
+SIMULATED_PARTS = ("parity", "training", "shared", "decoding", "memory", "offload")
 LONG_PARTS = ("parity", "training", "shared", "decoding", "transports", "offload", "megatron", "stalls")
 FIGURES = 'open(sys.argv[sys.argv.index("--json") + 1], "w").write(\'{"figures": {"a": 1.5}, "failures": {}}\')'
 SCRIPTS = {
@@ -58,11 +59,16 @@ def test_parts_fit_into_the_time_of_one_check(check):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "part",
-    ["machine", *(pytest.param(part, marks=pytest.mark.full) for part in ("memory", *LONG_PARTS))],
+    ("part", "on"),
+    [
+        ("machine", "--cpu"),
+        ("stalls", "--simulated"),
+        *(pytest.param(part, "--cpu", marks=pytest.mark.full) for part in ("memory", *LONG_PARTS)),
+        *(pytest.param(part, "--simulated", marks=pytest.mark.full) for part in SIMULATED_PARTS),
+    ],
 )
-def test_each_part_runs_in_miniature(check, tmp_path, part):
-    code = check.main(["--cpu", "--no-install", "--out", str(tmp_path), "--parts", part, "--patience", "10"])
+def test_each_part_runs_in_miniature(check, tmp_path, part, on):
+    code = check.main([on, "--no-install", "--out", str(tmp_path), "--parts", part, "--patience", "10"])
     found = json.loads((tmp_path / "gpu.json").read_text())["parts"][part]
     assert code == 0, (found["failures"], found.get("output_end"))
     assert found["figures"]
