@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -28,3 +29,12 @@ def test_the_device_has_a_gpus_rules() -> None:
 @pytest.mark.parametrize("part", ["test_engines.py", "test_simulated_runs.py"])
 def test_engines_and_runs_keep_to_them(part: str) -> None:
     run(str(FOLDER / part))
+
+
+@pytest.mark.slow
+def test_whoever_writes_a_backend_can_ask_for_it(tmp_path: Path) -> None:
+    answer = tmp_path / "answer.json"
+    asked = ["generation_backends", "hf", str(answer), "--device", "sim"]
+    done = subprocess.run([sys.executable, "-m", "nemorl_testing.smoke", *asked], check=False, timeout=WITHIN_S)
+    assert done.returncode == 0
+    assert json.loads(answer.read_text())["passed"]

@@ -158,6 +158,9 @@ def check(
     ] = None,
     kind: Kind = None,
     full: Annotated[bool, typer.Option("--full", help="Every conformance check, not only the quick ones.")] = False,
+    device: Annotated[
+        str, typer.Option(help="Where backends compute: cpu, cuda:0, or sim, which has a GPU's rules without one.")
+    ] = "cpu",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that one plugin may take.")] = 120.0,
     as_json: AsJson = False,
 ) -> None:
@@ -172,6 +175,8 @@ def check(
 
       nemorl plugins check --kind environments --full
 
+      nemorl plugins check my-backend --full --device sim
+
       nemorl plugins check acme.losses:MyLoss
     """
     if find_spec("nemorl_testing") is None:
@@ -182,7 +187,7 @@ def check(
     named = {(e.kind, e.id): e for name in names or () if name not in losses for e in _named(name)}
     entries = _of_kind(named.values() if names else registry().index.entries, kind)
     with _counting(len(entries) + len(losses), quiet=as_json) as done, ThreadPoolExecutor(AT_ONCE) as threads:
-        results = list(threads.map(lambda entry: done(entry.id, _check(entry, full, timeout)), entries))
+        results = list(threads.map(lambda entry: done(entry.id, _check(entry, full, device, timeout)), entries))
         results += threads.map(lambda loss: done(loss, _check_loss(loss, timeout)), losses)
     if as_json:
         echo_json(results, indent=2)
@@ -278,13 +283,13 @@ def _check_loss(path: str, timeout_s: float) -> dict[str, Any]:
     return _answered(python, LOSSES, path, "a defect of the loss, or of its module", timeout_s)
 
 
-def _check(entry: PluginEntry, full: bool, timeout_s: float) -> dict[str, Any]:
+def _check(entry: PluginEntry, full: bool, device: str, timeout_s: float) -> dict[str, Any]:
     """Look at one plugin in a fresh interpreter: its own where it is isolated."""
     stop: Diagnostic | None = entry.diagnostics[0] if entry.diagnostics else read_source(entry).problem
     if stop is not None:
         return {**_nothing_found(entry.kind, entry.id), "problems": [{"what": stop.message, "fix": stop.fix}]}
     python = [sys.executable] if entry.venv is None else [str(entry.venv.python), "-I"]
-    command = [*python, "-m", "nemorl_testing.smoke", *(["--full"] if full else [])]
+    command = [*python, "-m", "nemorl_testing.smoke", "--device", device, *(["--full"] if full else [])]
     fix = f"a defect of {entry.distribution}: update it, or uninstall it"
     return _answered(command, entry.kind, entry.id, fix, timeout_s, _variables(entry))
 

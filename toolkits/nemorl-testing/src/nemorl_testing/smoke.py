@@ -1,4 +1,4 @@
-"""One plugin, looked at in a process of its own: ``python -m nemorl_testing.smoke KIND ID ANSWER [--full]``.
+"""One plugin, looked at in a process of its own: ``python -m nemorl_testing.smoke KIND ID ANSWER``.
 
 For ``nemorl plugins check``. The answer goes to a file, so a plugin may print what it likes; one that hangs or exits
 takes only this process with it.
@@ -31,8 +31,9 @@ LOSSES = "losses"
 """No kind of plugin: what ``nemorl plugins check MODULE:NAME`` asks for."""
 
 
-def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
-    """Faults of a plugin, and the checks that were tried. Of the kind ``losses``: a loss, named as ``module:name``."""
+def look(kind: str, name: str, *, full: bool, device: str = "cpu") -> dict[str, Any]:
+    """Faults of a plugin, and the checks that were tried. Of the kind ``losses``: a loss, named as ``module:name``.
+    Backends are built on ``device``; ``sim`` is the simulated one."""
     if kind == LOSSES:
         from nemorl_testing.losses.looking import look_at_loss
 
@@ -61,11 +62,20 @@ def look(kind: str, name: str, *, full: bool) -> dict[str, Any]:
     if missing:
         notes.append(f"not run: {missing}")
         return answer
-    report = run_checks(kind, name, only=_chosen(kind, full=full))
+    report = run_checks(kind, name, only=_chosen(kind, full=full), device=_made(device))
     answer["passed"], answer["skipped"] = list(report.passed), dict(report.skipped)
     fix = f"a defect of {entry.distribution}: update it, or tell its authors"
     problems += [{"what": broken.message, "fix": fix} for broken in report.failed.values()]
     return answer
+
+
+def _made(device: str) -> str:
+    """A device's name for PyTorch."""
+    if device != "sim":
+        return device
+    from nemorl_testing import simulated_device
+
+    return simulated_device.install()
 
 
 def _traceback(cause: BaseException | None) -> str:
@@ -128,7 +138,8 @@ if __name__ == "__main__":
     parser.add_argument("name")
     parser.add_argument("answer", type=Path)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--device", default="cpu")
     asked = parser.parse_args()
-    found = look(asked.kind, asked.name, full=asked.full)
+    found = look(asked.kind, asked.name, full=asked.full, device=asked.device)
     asked.answer.write_text(json.dumps(found))
     sys.exit(1 if found["problems"] else 0)

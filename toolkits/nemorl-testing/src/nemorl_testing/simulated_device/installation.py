@@ -75,6 +75,20 @@ class DeviceModule:
         return allocator.total - allocator.reserved, allocator.total
 
 
+class NoGrad:
+    """In place of inference mode, in which PyTorch hands over operations before it has taken them apart: other kernels
+    would compute them than with gradients."""
+
+    def __init__(self, is_on: bool = True) -> None:
+        self._inner = torch.set_grad_enabled(not is_on and torch.is_grad_enabled())
+
+    def __enter__(self) -> None:
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+
+
 def install() -> str:
     """The device's name. Doing it twice is doing it once."""
     if _library:
@@ -83,6 +97,7 @@ def install() -> str:
     _setup_privateuseone_for_python_backend(NAME, module)
     # ``Module.to`` keeps the identity of parameters, as for CUDA: tied weights stay tied.
     torch.__future__.set_swap_module_params_on_conversion(True)
+    torch._C._InferenceMode = NoGrad  # type: ignore[misc,assignment]
     for name in ("synchronize", "empty_cache", "memory_allocated", "memory_reserved", "max_memory_allocated"):
         setattr(torch.accelerator, name, getattr(module, name))
     _library.extend([_registered(), _without_autocast()])

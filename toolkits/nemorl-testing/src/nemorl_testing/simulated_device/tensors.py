@@ -74,9 +74,7 @@ class SimulatedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        # In inference mode operations come by that are made of others.
-        found = function.decompose(*args, **(kwargs or {}))
-        return run(function, args, kwargs or {}) if found is NotImplemented else found
+        return run(function, args, kwargs or {})
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"SimulatedTensor({self.held!r})"
@@ -154,13 +152,20 @@ def run(function: Any, args: Any, kwargs: Any) -> Any:
     if is_late:
         return _later(function, name, args, kwargs, stream)
     known = {id(tensor.held): tensor for tensor in ours}
-    found = function(*tree_map(_elements, args), **{**tree_map(_elements, kwargs), **_unpinned(kwargs)})
+    compute = partial(_histogram, function) if name == "histc" else function
+    found = compute(*tree_map(_elements, args), **{**tree_map(_elements, kwargs), **_unpinned(kwargs)})
     stream.done += 1
     if target == NAME:
         return tree_map(lambda value: _wrapped(value, known, stream), found)
     if kwargs.get("pin_memory"):
         _pin(found)
     return found
+
+
+def _histogram(function: Any, values: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Of whole numbers too, as on CUDA."""
+    found = function(values if values.is_floating_point() else values.double(), *args, **kwargs)
+    return found.to(values.dtype)
 
 
 def _require_one_device(name: str, ours: list[SimulatedTensor], others: list[Tensor]) -> None:
