@@ -16,7 +16,8 @@ from nemorl.storage.checkpoints import Checkpoint
 from nemorl.types import BEGINNINGS, ENDINGS
 
 TIMED = re.compile(
-    r"^(time|step_time|timing/|performance/|system/|replication/|.*_s$|.*/mean_.*_time|.*/judge_retries$)"
+    r"^(time|step_time|timing/|performance/|system/|replication/|.*_s$|.*/mean_.*_time|.*/judge_retries$"
+    r"|(train/)?weights_proven$)"  # a receipt is due by the clock
 )
 """Names of metrics and columns that say how long something took, when it was, and what else the machine did."""
 PRUNABLE = re.compile(r"^checkpoints/step_\d+(/|$)|^records$")

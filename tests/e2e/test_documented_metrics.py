@@ -96,6 +96,8 @@ ELSEWHERE = {
     "performance/generator_idle_frac",
     "train/draft_acceptance_length",  # vLLM, where it guesses tokens ahead
     "train/draft_acceptance_rate",
+    *("train/draft_loss", "timing/train/draft_training"),  # a draft that is kept fresh
+    *(f"train/mtp_{name}" for name in ("loss", "acceptance", "grad_norm")),  # megatron, which trains MTP layers
     "train/draft_guessed_tokens",
     "performance/average_token_imbalance",  # several generators
     *(f"train/{part}{name}" for part in ("", "*/") for name in OF_ROUTERS),  # mixtures of experts

@@ -57,7 +57,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_a_run_in_which_nothing_dies_exits_0_without_an_error(found: dict[str, Any]) -> None:
     end = found["nowhere: exit"]
-    assert (end["code"], [event["event"] for event in end["events"]]) == (0, ["started", "checkpoint", "finished"])
+    assert (end["code"], [event["event"] for event in end["events"]]) == (
+        0,
+        ["started", "weight_receipt", "checkpoint", "finished"],
+    )
     assert "error" not in end["stderr"]
 
 
