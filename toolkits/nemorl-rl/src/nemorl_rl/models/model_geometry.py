@@ -9,7 +9,7 @@ are found is in ``model_files``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -230,6 +230,17 @@ def is_mtp_tensor(name: str, layers: int) -> bool:
     """
     found = _LAYER.match(name)
     return found is not None and int(found[1]) >= layers
+
+
+def without_mtp(names: Collection[str]) -> list[str]:
+    """Those of stored tensors that are not of MTP layers, which alone join states and embeddings (``eh_proj``).
+
+    >>> without_mtp(["model.norm.weight", "model.layers.2.eh_proj.weight", "model.layers.2.mlp.gate.weight"])
+    ['model.norm.weight']
+    """
+    joined = (_LAYER.match(name) for name in names if name.endswith(".eh_proj.weight"))
+    layers = min((int(found[1]) for found in joined if found), default=None)
+    return [name for name in names if layers is None or not is_mtp_tensor(name, layers)]
 
 
 def _read(config: Mapping[str, Any]) -> Geometry:

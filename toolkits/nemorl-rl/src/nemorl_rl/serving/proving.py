@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nemorl.errors import WeightsUnprovenError
 from nemorl.types import GenerationRequest, SamplingParams
 
+from nemorl_rl.models.model_geometry import without_mtp
 from nemorl_rl.serving.receipts import PROBE, Probe, Receipt, Sent, compare
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ class WeightReceipts:
     def _receipt(self, handle: WeightHandle) -> Receipt:
         receipt = Receipt(handle.version)
         if handle.digests is not None:
-            sent = Sent(handle.version, dict(handle.digests))
+            # MTP layers only guess: engines that do not use them leave them out, and none samples from them.
+            sent = Sent(handle.version, {name: handle.digests[name] for name in without_mtp(handle.digests)})
             receipt = compare(sent, self._generation.answers, self._before)
             self._before.appendleft(sent)
         wants = self._config.receipts == "probe" or (self._config.receipts == "auto" and receipt.incomparable)
