@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from megatron_routers import gradients_of
 from megatron_runs import Spread
-from mtp_models import BIAS, ByHand, StepByHand
+from mtp_models import ByHand, StepByHand
 from nemorl.config import PolicyConfig
 from nemorl.metrics import Metrics
 from nemorl.resources.worker import WorkerContext
-from nemorl_megatron.bridge.exchange import Exchange, global_names
-from nemorl_megatron.bridge.own import OwnBridge
 from nemorl_megatron.training import MegatronBackend
 from nemorl_sft.loss import NLLLoss
 from nemorl_testing.batches import ragged_batch
@@ -72,7 +70,7 @@ def step(context: WorkerContext, case: Case) -> Found:
     passes, _ = backend.forward_backward(mine, NLLLoss())
     learner = backend._optimizer
     learner.add_up()
-    gradients = _gradients(backend)
+    gradients = gradients_of(backend)
     learner.add_up = lambda: None  # type: ignore[method-assign]
     update = backend.optimizer_step()
     if case.saves:
@@ -90,17 +88,6 @@ def _numbers(metrics: Metrics) -> dict[str, tuple[float, float]]:
         for name, metric in metrics.items()
         if name.startswith("mtp_") or name in ("loss", "grad_norm")
     }
-
-
-def _gradients(backend: MegatronBackend) -> dict[str, Tensor]:
-    bridge = backend._bridge
-    assert isinstance(bridge, OwnBridge)
-    parts = {
-        name: parameter.main_grad if parameter.requires_grad else torch.zeros_like(parameter)
-        for name, parameter in global_names(backend._pieces, bridge.settings, backend._parallel).items()
-    }
-    buckets = Exchange(bridge.settings, backend._parallel).whole(parts, torch.float32)
-    return {name: tensor.clone() for bucket in buckets for name, tensor in bucket.items() if BIAS not in name}
 
 
 def _weights(backend: MegatronBackend) -> dict[str, Tensor]:

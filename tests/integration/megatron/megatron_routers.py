@@ -131,7 +131,7 @@ def step(context: WorkerContext, case: Case) -> Found:
     first, _ = backend.forward_backward(mine, NLLLoss())
     learner = backend._optimizer
     learner.add_up()
-    gradients = _gradients(backend)
+    gradients = gradients_of(backend)
     learner.add_up = lambda: None  # type: ignore[method-assign]
     metrics = backend.optimizer_step()
     if case.saves:
@@ -184,7 +184,8 @@ def _start(context: WorkerContext, case: Case) -> tuple[MegatronBackend, TokenBa
     return backend, batch.select(sequences)
 
 
-def _gradients(backend: MegatronBackend) -> dict[str, Tensor]:
+def gradients_of(backend: MegatronBackend) -> dict[str, Tensor]:
+    """Whole, by published name."""
     bridge = backend._bridge
     assert isinstance(bridge, OwnBridge)
     parts = {

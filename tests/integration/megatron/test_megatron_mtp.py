@@ -16,6 +16,8 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip
 from layouts import CP, EP, PADDED, PP, RECOMPUTED, TP
 from megatron_mtp import FACTOR, Case, Found, by_hand, step
 from mtp_models import COPIES, StepByHand, write_mtp_model
+from nemorl.config.load import load_config
+from nemorl_cli.console import Console
 from safetensors.torch import load_file
 from spread_cases import run_spread
 
@@ -162,3 +164,26 @@ def test_an_export_has_the_names_of_the_files_that_were_read(name: str, steps: S
             assert torch.equal(exported[f"model.layers.{layer}.{copy}"], exported[original])
     stored = json.loads((steps.folder / name / "exported" / "config.json").read_text())
     assert stored["num_nextn_predict_layers"] == DEPTHS[case.model]
+
+
+def test_an_engine_that_does_not_use_mtp_layers_proves_what_it_samples_from(tmp_path: Path) -> None:
+    model = write_mtp_model(tmp_path / "model", 2, 1)
+    config = load_config(
+        {
+            "algorithm": "grpo",
+            "model": str(model),
+            "policy": {"max_sequence_tokens": 32, "backend": {"name": "megatron", "mtp": {"num_layers": 1}}},
+            "generation": {"backend": "hf", "max_new_tokens": 4},
+            "num_prompts_per_step": 2,
+            "num_generations_per_prompt": 2,
+            "max_steps": 1,
+            "validation": {"every": 0, "at_end": False},
+            "weights": {"receipts": "digests", "share": 1.0},
+            "cluster": {"launcher": "local"},
+            "run_dir": str(tmp_path / "run"),
+        }
+    )
+    rows = [{"prompt": "1+1="}, {"prompt": "2+2="}]
+    history = config.build().fit(rows, lambda _, response: float(len(response)), console=Console(quiet=True)).history
+    assert [step["train/weights_proven"] for step in history] == [1.0]
+    assert history[0]["train/mtp_loss"] > 0

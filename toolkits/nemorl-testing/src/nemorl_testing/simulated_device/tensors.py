@@ -60,10 +60,9 @@ class SimulatedTensor(Tensor):
     @staticmethod
     def __new__(cls, held: Tensor) -> SimulatedTensor:
         layout: dict[str, Any] = {"strides": held.stride(), "storage_offset": held.storage_offset()}
-        with torch.inference_mode(False):  # what wraps others cannot be an inference tensor
-            made: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-                cls, held.size(), dtype=held.dtype, device=torch.device(NAME, 0), **layout
-            )
+        made: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, held.size(), dtype=held.dtype, device=torch.device(NAME, 0), **layout
+        )
         made.held = held
         key = held.untyped_storage()._cdata
         block = _blocks.get(key)
