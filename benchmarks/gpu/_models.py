@@ -36,6 +36,8 @@ class Shape:
 
 SMOLLM2_135M = Shape(49152, 576, 1536, 30, 9, 3)
 SMOLLM2_1_7B = Shape(49152, 2048, 8192, 24, 32, 32)
+LLAMA_8B = Shape(128256, 4096, 14336, 32, 32, 8)
+"""Llama 3.1 8B, whose head is a matrix of its own: 7.5 billion parameters here."""
 TINY = Shape(96, 64, 128, 2, 4, 2)
 """In miniature, for the CPU."""
 

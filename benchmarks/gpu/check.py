@@ -1,4 +1,4 @@
-"""The GPU check, one command on a machine without network: tests, parity with the CPU, benchmarks; in ten minutes.
+"""The GPU check, one command on a machine without network: tests, parity with the CPU, benchmarks; in 16 minutes.
 
     python3 check.py                 # beside wheels/, as pack.py lays it out
     python3 check.py --cpu           # the same parts in miniature, without a GPU; --simulated: under a GPU's rules
@@ -49,13 +49,15 @@ PARTS = (
     Part("machine", 30, "the device, and what it does at most: matrix products and copies"),
     Part("tests", 150, "pytest -m gpu"),
     Part("parity", 60, "log-probs, gradients, a train step and decoded tokens, beside the CPU"),
-    Part("quickstart", 100, "nemorl quickstart, start to finish"),
+    Part("quickstart", 90, "nemorl quickstart, start to finish"),
     Part("training", 75, "training steps of 135M and 1.7B models: tokens/s, MFU"),
     Part("shared", 40, "prompts computed once per group against the padded layout"),
     Part("decoding", 75, "tokens/s at several batch sizes against the bandwidth"),
-    Part("transports", 40, "weights from one process to another"),
+    Part("transports", 75, "weights from one process to another, with and without receipts"),
     Part("memory", 40, "peak memory of training steps, predicted and measured"),
-    Part("offload", 55, "parts of the model in the host's memory: log-probs, peak memory, seconds"),
+    Part("offload", 60, "parts of the model in the host's memory: log-probs, peak memory, seconds"),
+    Part("turns", 60, "a trainer and an engine in the same memory, one after the other"),
+    Part("large", 90, "training steps of an 8B model"),
     Part("megatron", 75, "megatron-core beside the CPU and beside dtensor"),
     Part("stalls", 40, "where the host waits for the GPU, and kernels per step"),
 )
@@ -142,7 +144,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     miniature.add_argument("--simulated", const="sim:0", help="in miniature on nemorl_testing's simulated device", **on)
     parser.add_argument("--out", type=Path, default=Path("gpu-check-results"), help="where to write")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=names, help=",".join(names))
-    parser.add_argument("--minutes", type=float, default=13.0, help="for everything, the installation included")
+    parser.add_argument("--minutes", type=float, default=16.0, help="for everything, the installation included")
     parser.add_argument("--patience", type=float, default=1.0, help="factor on each part's time")
     parser.add_argument("--no-install", action="store_true", help="nemorl is installed in this Python")
     options = parser.parse_args(arguments)

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from nemorl_rl.planning.device_peaks import device_peak
 from nemorl_testing.batches import WeightedNLL
 
 SIZES = {"135M": SMOLLM2_135M, "1.7B": SMOLLM2_1_7B}
-SEQUENCES = {"135M": 64, "1.7B": 32}
+SEQUENCES = {"135M": 64, "1.7B": 32, "8B": 8}
 LENGTH = 1024
 
 
@@ -51,10 +52,12 @@ def settings() -> dict[str, dict[str, Any]]:
     }
 
 
-def measure_settings(options: Any, kinds: Mapping[str, dict[str, Any]]) -> None:
+def measure_settings(
+    options: Any, kinds: Mapping[str, dict[str, Any]], sizes: Mapping[str, Shape] = MappingProxyType(SIZES)
+) -> None:
     """Steps of each size with each of these settings of a policy, by name."""
     length, repeats = (32, 1) if options.small else (LENGTH, 3)
-    for size, shape in {"tiny": TINY}.items() if options.small else SIZES.items():
+    for size, shape in {"tiny": TINY}.items() if options.small else sizes.items():
         with tempfile.TemporaryDirectory() as name:
             folder = write_model(Path(name), shape, options.device)
             batch = drawn_batch(shape, groups=SEQUENCES.get(size, 4), group_size=1, prompt=1, response=length - 1)

@@ -1,4 +1,5 @@
-"""Weights from one process to another: seconds from ``publish`` until the receiver has read them, beside one copy.
+"""Weights from one process to another: seconds from ``publish`` until the receiver has read them, beside one copy; and
+the same with a digest of every tensor on both sides, which must agree.
 
 Both processes use the same GPU, so ``nccl``, which refuses that, runs only where there are two.
 """
@@ -6,6 +7,7 @@ Both processes use the same GPU, so ``nccl``, which refuses that, runs only wher
 from __future__ import annotations
 
 import multiprocessing
+import statistics
 import time
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
@@ -31,15 +33,17 @@ def tensors(shape: Shape, device: str) -> dict[str, torch.Tensor]:
 
 
 def receive(pipe: Connection, transport_name: str, device: str) -> None:
-    """The other process: fetches what it is told of, and answers with the sum of its first elements."""
+    """The other process: fetches what it is told of, and answers with its digests, or with the sum of last elements."""
     from nemorl.weights import transport
+    from nemorl_tensors.engines.digests import digests
 
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     receiver = transport(transport_name)
     own: dict[str, torch.Tensor] = {}
     pipe.send("ready")
-    while (payload := pipe.recv()) is not None:
+    while (told := pipe.recv()) is not None:
+        payload, is_proven = told
         try:
             for bucket in receiver.fetch(payload):
                 for name, tensor in bucket.items():
@@ -47,7 +51,7 @@ def receive(pipe: Connection, transport_name: str, device: str) -> None:
                         own[name] = torch.empty_like(tensor, device=device)
                     own[name].copy_(tensor)
             synchronize()
-            pipe.send(sum(float(tensor.view(-1)[-1]) for tensor in own.values()))
+            pipe.send(digests(own) if is_proven else sum(float(tensor.view(-1)[-1]) for tensor in own.values()))
         except Exception as error:
             pipe.send(error)
 
@@ -61,10 +65,13 @@ def answer(pipe: Connection) -> Any:
     return found
 
 
-def sync_s(name: str, weights: Mapping[str, torch.Tensor], devices: tuple[str, str]) -> list[float]:
-    """Seconds of each sync, the first not counted."""
+def sync_s(
+    name: str, weights: Mapping[str, torch.Tensor], devices: tuple[str, str], *, is_proven: bool = False
+) -> list[float]:
+    """Seconds of each sync, the first not counted; with a receipt if asked for."""
     from nemorl.weights import transport
     from nemorl_tensors.engines.buckets import in_buckets
+    from nemorl_tensors.engines.digests import digested
 
     def export() -> Iterator[Mapping[str, torch.Tensor]]:
         yield from in_buckets((({key: tensor}, tensor.nbytes) for key, tensor in weights.items()), BUCKET_BYTES)
@@ -81,11 +88,12 @@ def sync_s(name: str, weights: Mapping[str, torch.Tensor], devices: tuple[str, s
                 tensor.fill_(number)
             synchronize()
             start_s = time.monotonic()
-            here.send(sender.publish(export))
+            through, digests = digested(export) if is_proven else (export, None)
+            here.send((sender.publish(through), is_proven))
             found = answer(here)
             times.append(time.monotonic() - start_s)
-            if found != number * len(weights):
-                raise RuntimeError(f"the weights of version {number} sum to {found}, not {number * len(weights)}")
+            if found != (number * len(weights) if digests is None else digests):
+                raise RuntimeError(f"what arrived of version {number} is not what was sent")
     finally:
         process.kill()
         process.join()
@@ -112,10 +120,11 @@ def main() -> None:
         del copies
         for name, devices in pairs.items():
             with options.figures.case(f"{size}, {name}"):
-                times = sorted(sync_s(name, weights, devices))
-                middle_s = times[len(times) // 2]
+                middle_s = statistics.median(sync_s(name, weights, devices))
+                proven_s = statistics.median(sync_s(name, weights, devices, is_proven=True))
                 found = {"s": round(middle_s, 5), "gb_s": round(total / middle_s / 1e9, 2)}
-                options.figures.add(f"{size}, {name}", {**found, "copies": round(middle_s / copy_s, 2)})
+                found |= {"copies": round(middle_s / copy_s, 2), "with_receipt_s": round(proven_s, 5)}
+                options.figures.add(f"{size}, {name}", found)
 
 
 if __name__ == "__main__":
