@@ -87,7 +87,6 @@ wheels: $(VENV)/.build
 docs: $(DEV_STAMP)
 	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/generate_api.py
-	$(BIN)/python -m pip install --quiet mkdocs-material
 	$(BIN)/mkdocs build --strict
 
 # GPU_PYTHON: the Python version of that machine.
