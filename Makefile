@@ -13,7 +13,7 @@ SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 # Images of containers often set this. Each of the hundreds of processes that tests start would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test test-fast test-full lint wheels docs gpu-check
+.PHONY: help setup quickstart test test-fast test-full lint wheels docs benchmarks gpu-check
 
 help:
 	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint         ruff and mypy"
 	@echo "make wheels       build every package into dist/"
 	@echo "make docs         build docs/reference and the site in site/"
+	@echo "make benchmarks   run what docs/results says was run (PAGES='losses view'; all of it: a day)"
 	@echo "make gpu-check    pack tests and benchmarks for a CUDA machine without network (docs/gpu-check.md)"
 	@echo "make setup        only prepare .venv"
 	@echo "WORKERS=6 runs tests in six processes instead of three"
@@ -88,6 +89,11 @@ docs: $(DEV_STAMP)
 	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/generate_api.py
 	$(BIN)/mkdocs build --strict
+
+# PAGES: names of pages of docs/results; all of them take a day.
+PAGES ?=
+benchmarks: $(DEV_STAMP)
+	$(BIN)/python benchmarks/run_pages.py $(PAGES)
 
 # GPU_PYTHON: the Python version of that machine.
 GPU_PYTHON ?= 3.12

@@ -1,0 +1,182 @@
+"""Runs again what the pages of docs/results say was run, and keeps what came of it.
+
+    python benchmarks/run_pages.py --list               # every page and its commands
+    python benchmarks/run_pages.py losses view          # those of two pages
+    python benchmarks/run_pages.py                      # all of them: a day on two cores
+
+A page's commands are the lines of its code blocks that begin with ``python``, ``pytest`` or ``nemorl``, and inline code
+that names a benchmark or a test. They run in ``.benchmarks/PAGE``, one after the other; what they print stays there,
+to be read beside the page; when, where and for how long each ran goes to ``docs/results/reruns.json``, and from there
+into the table of docs/results/index.md. A command that has run at this commit is not run again unless told ``--fresh``,
+so a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs/results"
+RERUNS = RESULTS / "reruns.json"
+OUTPUTS = ROOT / ".benchmarks"
+_START = r"(?:[A-Z_]+=\S+ )*(?:python|pytest|nemorl) "
+_BLOCK = re.compile(r"^( *)```\w*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:python benchmarks/|pytest )[^`]*)`")
+_PLACEHOLDER = re.compile(r"\b(?:NEW_FOLDER|FOLDER|PYTHON|COOKBOOK|RUN|NEMO_RL)\b|\bmodels/\S+")
+"""Stands for something of the reader's."""
+LINKED = ("benchmarks", "docs", "examples", "tests", "pyproject.toml")
+"""Of the repository, in the folder in which commands run."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of a page."""
+
+    page: str
+    number: int
+    """From 1."""
+    line: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.page}: {self.line}"
+
+    @property
+    def needs(self) -> str:
+        """What it needs that this program cannot give it; empty where it can be run as it is."""
+        if "gpu/" in self.line:
+            return "a GPU"
+        found = _PLACEHOLDER.search(self.line)
+        return "" if found is None else found[0].strip()
+
+
+def commands(page: Path) -> list[Command]:
+    """A page's, in their order, each once."""
+    text = page.read_text(encoding="utf-8")
+    blocks = [block for _, block in _BLOCK.findall(text)]
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    lines += [line[4:] for line in text.splitlines() if line.startswith("    ")]
+    lines += [" ".join(line.split()) for line in _INLINE.findall(_BLOCK.sub("", text))]
+    plain = [" ".join(re.sub(r"\s+#.*", "", line).split()) for line in lines if re.match(_START, line)]
+    return [Command(page.stem, number, line) for number, line in enumerate(dict.fromkeys(plain), 1)]
+
+
+def pages() -> list[Path]:
+    """All of them."""
+    return [page for page in sorted(RESULTS.glob("*.md")) if page.stem != "index"]
+
+
+def run(command: Command, limit_s: float) -> dict[str, Any]:
+    """Run it here, with what it prints in a file."""
+    words = shlex.split(command.line)
+    variables = {}
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    words[0] = str(Path(sys.executable).with_name(words[0]))
+    folder = OUTPUTS / command.page
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in LINKED:
+        if not (folder / name).is_symlink():
+            (folder / name).symlink_to(ROOT / name)
+    started_s = time.monotonic()
+    with (folder / f"{command.number}.txt").open("w") as output:
+        output.write(f"$ {command.line}\n")
+        output.flush()
+        try:
+            done = subprocess.run(
+                words,
+                cwd=folder,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **variables},
+                timeout=limit_s,
+                check=False,
+            )
+            result = "ok" if done.returncode == 0 else f"exit {done.returncode}"
+        except subprocess.TimeoutExpired:
+            result = "late"
+    return {
+        "result": result,
+        "seconds": round(time.monotonic() - started_s),
+        "date": time.strftime("%Y-%m-%d"),
+        "load": round(os.getloadavg()[0]),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "commit": _commit(),
+    }
+
+
+def table(found: dict[str, Any]) -> str:
+    """The page that lists all of them."""
+    lines = [
+        "# What was measured",
+        "",
+        "Each page names its machine, its date and its peer, and has the commands that gave its figures. "
+        "`make benchmarks` runs",
+        "them again (`make benchmarks PAGES='losses view'` some of them), and this table says when that was last done.",
+        "",
+        "| page | commands | run again |",
+        "|---|---|---|",
+    ]
+    for page in pages():
+        title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
+        own = commands(page)
+        again = [found[command.key] for command in own if command.key in found]
+        said = "; ".join(
+            f"{entry['date']}, load {entry['load']}: {entry['result']}, {entry['seconds']} s" for entry in again
+        )
+        lines.append(f"| [{title}]({page.name}) | {len(own)} | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", help="names of pages, without .md; all if none is given")
+    parser.add_argument("--list", action="store_true", help="show the commands and run none")
+    parser.add_argument("--fresh", action="store_true", help="run what has run at this commit, too")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for each command")
+    options = parser.parse_args()
+    unknown = sorted(set(options.pages) - {page.stem for page in pages()})
+    if unknown:
+        parser.error(f"docs/results has no page {unknown[0]!r}; it has {', '.join(page.stem for page in pages())}")
+    chosen = [c for page in pages() if not options.pages or page.stem in options.pages for c in commands(page)]
+    found: dict[str, Any] = json.loads(RERUNS.read_text()) if RERUNS.is_file() else {}
+    current, failed = _commit(), 0
+    for number, command in enumerate(chosen, 1):
+        head = f"[{number}/{len(chosen)}] {command.key}"
+        done = found.get(command.key, {})
+        if options.list or command.needs:
+            print(head + (f"  (not run: needs {command.needs})" if command.needs else ""), flush=True)
+        elif done.get("commit") == current and done["result"] == "ok" and not options.fresh:
+            print(f"{head}  (has run at this commit)", flush=True)
+        else:
+            print(head, flush=True)
+            found[command.key] = run(command, options.minutes * 60)
+            failed += found[command.key]["result"] != "ok"
+            print(f"    {found[command.key]['result']} after {found[command.key]['seconds']} s", flush=True)
+            RERUNS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    if not options.list:
+        (RESULTS / "index.md").write_text(table(found), encoding="utf-8")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Every page of docs/results says how its figures are made again, and the program that does so reads it right."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import run_pages  # noqa: E402
+
+PAGES = run_pages.pages()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_a_page_has_commands_of_programs_that_are_there(page: Path) -> None:
+    own = run_pages.commands(page)
+    assert own
+    named = [word for command in own for word in command.line.split() if word.startswith(("benchmarks/", "tests/"))]
+    assert not [word for word in named if not (ROOT / word.partition("::")[0]).exists()]
+
+
+def test_commands_are_read_from_blocks_and_inline_code(tmp_path: Path) -> None:
+    page = tmp_path / "some.md"
+    page.write_text(
+        "# Some\n\n`python benchmarks/view.py\n--json a` and `nemorl view`\n\n```bash\n"
+        "A=1 python benchmarks/turns.py \\\n    --repeats 3   # two minutes\nmake\n```\n\n    pytest tests/unit -q\n"
+    )
+    assert [command.line for command in run_pages.commands(page)] == [
+        "A=1 python benchmarks/turns.py --repeats 3",
+        "pytest tests/unit -q",
+        "python benchmarks/view.py --json a",
+    ]
+
+
+def test_what_needs_something_of_the_readers_is_not_run() -> None:
+    assert run_pages.Command("p", 1, "python docs/count_migration.py Aug=FOLDER").needs == "FOLDER"
+    assert run_pages.Command("p", 1, "python benchmarks/gpu/check.py").needs == "a GPU"
+    assert not run_pages.Command("p", 1, "python benchmarks/curriculum.py --warm-up-to model").needs
+
+
+def test_a_command_runs_beside_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_pages, "OUTPUTS", tmp_path)
+    found = run_pages.run(
+        run_pages.Command("some", 2, "WORD=there python -c \"import os; print(os.environ['WORD'])\""), 60
+    )
+    assert found["result"] == "ok"
+    assert (tmp_path / "some/2.txt").read_text().splitlines()[1] == "there"
+    assert run_pages.run(run_pages.Command("some", 3, "python -c 'raise SystemExit(3)'"), 60)["result"] == "exit 3"
+
+
+def test_the_table_is_that_of_the_pages_and_of_what_was_run_again() -> None:
+    found = json.loads(run_pages.RERUNS.read_text())
+    assert (run_pages.RESULTS / "index.md").read_text() == run_pages.table(found)
+    assert not set(found) - {command.key for page in PAGES for command in run_pages.commands(page)}
