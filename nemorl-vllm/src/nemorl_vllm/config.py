@@ -126,8 +126,8 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
     to divide heads."""
     data_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Ranks of an engine of a mixture that each compute attention for requests of their own, over
-    ``tensor_parallel_size`` devices, while the experts spread over all of them (data-parallel attention). Raise it where
-    more devices than key-value heads share a model, and tensor parallelism would keep copies of the cache."""
+    ``tensor_parallel_size`` devices, while the experts spread over all of them (data-parallel attention). Raise it
+    where more devices than key-value heads share a model, and tensor parallelism would keep copies of the cache."""
     expert_parallel: Annotated[bool, RESUMABLE] = False
     """Give each device of all ranks whole experts of a mixture, in place of a part of every expert."""
     kv_cache_gib: Annotated[float | None, RESUMABLE] = Field(None, gt=0)

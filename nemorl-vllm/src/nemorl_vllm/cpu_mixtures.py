@@ -45,9 +45,7 @@ def _gathered(communicator: CpuCommunicator, rows: Tensor, sizes: Sequence[int] 
     return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
-def _reduce_scatterv(
-    self: CpuCommunicator, input_: Tensor, dim: int = 0, sizes: Sequence[int] | None = None
-) -> Tensor:
+def _reduce_scatterv(self: CpuCommunicator, input_: Tensor, dim: int = 0, sizes: Sequence[int] | None = None) -> Tensor:
     """The sum over all ranks of the rows that belong to this one."""
     assert dim == 0
     total = input_.clone(memory_format=torch.contiguous_format)

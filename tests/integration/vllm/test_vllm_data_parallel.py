@@ -19,8 +19,8 @@ import torch
 from nemorl.errors import BackendError
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import Digests
-from nemorl_testing.models import load_reference, tiny_model
 from nemorl_tensors.engines.digests import digests
+from nemorl_testing.models import load_reference, tiny_model
 from recorded_messages import Raises
 from vllm_engines import build_generator, changed, gaps, handle_of
 
@@ -69,6 +69,8 @@ def test_ranks_say_what_one_engine_says_before_and_after_updates(ranks: Any, bui
     model, alone = changed(load_reference(mixture), seed=3), build(mixture)
     for engine in (alone, ranks):
         engine.update_weights(handle_of(model, 0), 0)
+    experts = sum(4 * parameter.numel() for name, parameter in model.named_parameters() if ".experts." in name)
+    assert ranks.held_bytes()["weights"] == alone.held_bytes()["weights"] - experts // 2  # the rest is on both
     for version in (1, 2, 3):
         groups, wanted = ranks.generate(UNEQUAL), alone.generate(UNEQUAL)
         assert [[c.token_ids for c in group] for group in groups] == [[c.token_ids for c in group] for group in wanted]
@@ -149,6 +151,7 @@ def test_the_loss_of_a_rank_ends_the_engine_and_nobody_waits(build: Any, mixture
     begun = engine.submit_all([GenerationRequest((20 + place,), LONG, (1, 2)) for place in range(2)])
     workers = sorted(set(active_children()) - before, key=lambda child: child.name)
     assert len(workers) == 2
+    assert unfinished(engine) == [2, 2]
     os.kill(workers[1].pid, signal.SIGKILL)
     for answer in begun:
         with raises(BackendError):
