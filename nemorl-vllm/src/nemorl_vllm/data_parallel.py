@@ -1,10 +1,10 @@
 """Data-parallel attention: ranks that serve requests of their own and share the experts of a mixture.
 
-Each rank is an ``LLMEngine`` with a scheduler and a cache of its own; the model lives in processes that vLLM starts. In
-every layer the tokens of all ranks meet at the experts, so a forward pass of one is a forward pass of all. Here all
-ranks are scheduled in one process and step together, each on a thread: one that has nothing to compute makes a pass over
-a token that nobody sees. Between two steps no rank is inside of a pass, and what is done then, such as an update of the
-weights, is done on all of them. vLLM's own ``AsyncLLM`` lets its ranks run and would exchange weights under way.
+Each rank is an ``LLMEngine`` with a scheduler and a cache of its own; the model lives in processes that vLLM starts.
+In every layer the tokens of all ranks meet at the experts, so a forward pass of one is a forward pass of all. Here all
+ranks are scheduled in one process and step together, each on a thread: one that has nothing to compute makes a pass
+over a token that nobody sees. Between two steps no rank is inside of a pass, and what is done then, such as an update
+of the weights, is done on all of them. vLLM's own ``AsyncLLM`` lets its ranks run and would exchange weights under way.
 """
 
 from __future__ import annotations
