@@ -51,7 +51,9 @@ def _reduce_scatterv(self: CpuCommunicator, input_: Tensor, dim: int = 0, sizes:
     total = input_.clone(memory_format=torch.contiguous_format)
     torch.distributed.all_reduce(total, group=self.device_group)
     counts = [len(total) // self.world_size] * self.world_size if sizes is None else list(sizes)
-    return total.split(counts)[self.rank_in_group].clone()
+    rank = self.rank_in_group
+    begin = sum(counts[:rank])
+    return total[begin : begin + counts[rank]].clone()
 
 
 _apply_to_all = CPUUnquantizedExperts.apply
