@@ -12,7 +12,7 @@ from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
 from nemorl.plugins.kinds import GenerationBackendConfig
 from nemorl_rl.drafts.config import FreshDraft, GuessesAhead
-from nemorl_rl.models.divisions import tensor_parallel_problems
+from nemorl_rl.models.divisions import known_geometry, tensor_parallel_problems
 from nemorl_rl.models.model_files import stored_config
 from nemorl_rl.models.model_geometry import mtp_layers
 from nemorl_rl.planning.memory.describing import EnginePlan, PlansEngine
@@ -29,11 +29,7 @@ if TYPE_CHECKING:
     from nemorl.resources.worker import WorkerContext
     from nemorl.weights import WeightHandle
 
-SEVERAL_ENGINES = (
-    "set cluster.generation_workers: each worker is an engine, and experts divide over the devices of one "
-    "(tensor_parallel_size * pipeline_parallel_size) by expert_parallel"
-)
-"""In place of data parallelism inside an engine, whose ranks would have to step together."""
+RANKS_ARE_STARTED = "set data_parallel_size of the backend: it starts the ranks of an engine and balances them itself"
 SET_ELSEWHERE = {
     "model": "set `model:` of the run",
     "tokenizer": "set policy.tokenizer.name",
@@ -45,16 +41,16 @@ SET_ELSEWHERE = {
     "tensor_parallel_size": "set tensor_parallel_size of the backend",
     "pipeline_parallel_size": "set pipeline_parallel_size of the backend",
     "enable_expert_parallel": "set expert_parallel of the backend",
-    "data_parallel_size": SEVERAL_ENGINES,
-    "data_parallel_size_local": SEVERAL_ENGINES,
-    "data_parallel_rank": SEVERAL_ENGINES,
-    "data_parallel_start_rank": SEVERAL_ENGINES,
-    "data_parallel_address": SEVERAL_ENGINES,
-    "data_parallel_rpc_port": SEVERAL_ENGINES,
-    "data_parallel_backend": SEVERAL_ENGINES,
-    "data_parallel_hybrid_lb": SEVERAL_ENGINES,
-    "data_parallel_external_lb": SEVERAL_ENGINES,
-    "data_parallel_multi_port_external_lb": SEVERAL_ENGINES,
+    "data_parallel_size": "set data_parallel_size of the backend",
+    "data_parallel_size_local": RANKS_ARE_STARTED,
+    "data_parallel_rank": RANKS_ARE_STARTED,
+    "data_parallel_start_rank": RANKS_ARE_STARTED,
+    "data_parallel_address": RANKS_ARE_STARTED,
+    "data_parallel_rpc_port": RANKS_ARE_STARTED,
+    "data_parallel_backend": RANKS_ARE_STARTED,
+    "data_parallel_hybrid_lb": RANKS_ARE_STARTED,
+    "data_parallel_external_lb": RANKS_ARE_STARTED,
+    "data_parallel_multi_port_external_lb": RANKS_ARE_STARTED,
     "prefill_context_parallel_size": "it takes devices that the run does not count; set tensor_parallel_size",
     "enable_eplb": "experts that vLLM moves would have to be found again by each update of the weights",
     "eplb_config": "experts that vLLM moves would have to be found again by each update of the weights",
@@ -94,8 +90,6 @@ ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 CPU_KV_CACHE_GIB = 1.0
 """On the CPU, where vLLM would otherwise take most of the machine. 37k tokens of a 1.5B Qwen2 in bfloat16."""
 
-EXPERTS_APART = "vLLM 0.32 on the CPU crashes where a token's expert lies in another process"
-
 
 class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEngine):
     """Generate with vLLM: continuous batching, paged and shared prefixes, tensor, pipeline and expert parallelism."""
@@ -130,8 +124,12 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
     pipeline_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
     """Stages that the layers are divided into, each on devices of its own. Raise it where tensor parallelism would have
     to divide heads."""
+    data_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
+    """Ranks of an engine of a mixture that each compute attention for requests of their own, over
+    ``tensor_parallel_size`` devices, while the experts spread over all of them (data-parallel attention). Raise it
+    where more devices than key-value heads share a model, and tensor parallelism would keep copies of the cache."""
     expert_parallel: Annotated[bool, RESUMABLE] = False
-    """Give each device whole experts of a mixture, in place of a part of every expert. CUDA only."""
+    """Give each device of all ranks whole experts of a mixture, in place of a part of every expert."""
     kv_cache_gib: Annotated[float | None, RESUMABLE] = Field(None, gt=0)
     """Memory for keys and values, in GiB per device. Unset: 1 on CPU; on CUDA what ``gpu_memory_utilization`` leaves
     after the weights. Too little is not wrong but slow: sequences wait, or are computed again."""
@@ -141,7 +139,7 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
     enforce_eager: Annotated[bool | None, RESUMABLE] = None
     """Run without compilation and CUDA graphs. Unset: on CPU, where they cost a minute of start-up, but not on CUDA."""
     max_num_seqs: Annotated[int, RESUMABLE] = Field(256, ge=1)
-    """Most samples decoded at once; the rest wait."""
+    """Most samples decoded at once, on each rank of ``data_parallel_size``; the rest wait."""
     prefix_caching: Annotated[bool, RESUMABLE] = True
     """Compute the prompt of a group, and the earlier turns of a conversation, once."""
     precision: Annotated[Literal["fp8", "mxfp8"] | None, RESUMABLE] = None
@@ -175,7 +173,7 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
 
     @property
     def devices_per_replica(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property
     def lower_precision(self) -> str | None:
@@ -193,6 +191,8 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
             message = "guesses are checked on the last pipeline stage, and have not been seen to work with several"
             yield ConfigIssue("speculative", message, "set pipeline_parallel_size: 1, or remove speculative")
 
+        if self.data_parallel_size > 1:
+            yield from self._untried_with_ranks()
         if self.kept_layers is not None and self.precision is None:
             message = "all layers keep the policy's precision where precision is unset"
             yield ConfigIssue("kept_layers", message, "remove it, or set precision: fp8")
@@ -202,8 +202,8 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
         yield from self._precision_problems(policy, device)
         path = "generation.backend.tensor_parallel_size"
         yield from tensor_parallel_problems(policy, self.tensor_parallel_size, path)
-        if device == "cpu" and self.expert_parallel:
-            yield ConfigIssue("generation.backend.expert_parallel", EXPERTS_APART, "leave it out: experts are divided")
+        if self.data_parallel_size > 1:
+            yield from self._rank_problems(policy)
         stored = stored_config(policy.model_name) or {}
         if self.speculative is not None and self.speculative.has_weights:
             yield from self._draft_problems(policy, stored)
@@ -212,6 +212,34 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
         kind = str(stored.get("model_type"))
         if kind in CAUSAL and policy.media != MediaConfig():
             yield ConfigIssue("generation.backend", f"{kind}: {CAUSAL[kind]}", USE_HF)
+
+    def _untried_with_ranks(self) -> Iterator[ConfigIssue]:
+        """What has not been seen to work while ranks step together."""
+        if self.pipeline_parallel_size > 1:
+            message = "ranks of data_parallel_size whose layers are divided into stages have not been seen to work"
+            yield ConfigIssue("pipeline_parallel_size", message, "raise tensor_parallel_size in its place")
+        if self.speculative is not None:
+            message = "guesses have not been seen to work with several ranks of data_parallel_size"
+            yield ConfigIssue("speculative", message, "remove it, or set data_parallel_size: 1")
+        if self.snapshots > 1:
+            message = "ranks of data_parallel_size take whole weights, of which an engine holds one version"
+            yield ConfigIssue("snapshots", message, "remove it, or set data_parallel_size: 1")
+
+    def _rank_problems(self, policy: PolicyConfig) -> Iterator[ConfigIssue]:
+        """A model whose experts the ranks cannot share, where its config can be read."""
+        path, geometry = "generation.backend.data_parallel_size", known_geometry(policy)
+        if geometry is None:
+            return
+        devices = self.tensor_parallel_size * self.data_parallel_size
+        if not geometry.experts:
+            message = "ranks share the experts of a mixture, and this model has none: they would be engines apart"
+            yield ConfigIssue(path, message, "remove it: cluster.generation_workers sets how many engines there are")
+        elif self.expert_parallel and geometry.experts % devices:
+            message = f"{geometry.experts} experts do not divide over {devices} devices (with tensor_parallel_size)"
+            yield ConfigIssue(path, message, "choose a divisor, or remove expert_parallel")
+        elif not self.expert_parallel and geometry.expert_ffn % devices:
+            message = f"experts of width {geometry.expert_ffn} do not divide over {devices} devices"
+            yield ConfigIssue(path, message, "choose a divisor, or set expert_parallel: true")
 
     def _draft_problems(self, policy: PolicyConfig, stored: Mapping[str, Any]) -> Iterator[ConfigIssue]:
         """A draft model that speaks of other tokens than the policy, where both configs can be read."""

@@ -56,7 +56,8 @@ class VLLMPlan:
         share = self.config.gpu_memory_utilization
         room = self._room(engines, capacity)
         text = f"{share:g} x {capacity / GIB:.1f} GiB - weights: {count(room / self._token_bytes(engines))} tokens"
-        lacks = total(weights) + engines.width * self._token_bytes(engines) - share * capacity
+        longest = engines.width * self._token_bytes(engines) * self.config.data_parallel_size  # it is on one rank
+        lacks = total(weights) + longest - share * capacity
         cache = Part("KV cache", room, text, "cache")
         return EngineMemory((*weights, cache), (), lacks=max(0.0, lacks), counts_overhead=True)
 
@@ -66,13 +67,13 @@ class VLLMPlan:
 
     def options(self, engines: Engines, *, apart: bool, per_node: int) -> Iterator[Mapping[str, object]]:
         shares = [OWN_DEVICE] if apart else sorted({self.config.gpu_memory_utilization, *UTILIZATIONS})
-        stages = self.config.pipeline_parallel_size
+        beside = self.config.pipeline_parallel_size * self.config.data_parallel_size
         layer = LayerSizes.of(engines.geometry, copies_key_values=True)
         # A part of a node, or whole nodes with each layer on one of them.
         fitting = [
             width
             for width in WIDTHS
-            if width <= per_node and 0 in (per_node % (width * stages), width * stages % per_node)
+            if width <= per_node and 0 in (per_node % (width * beside), width * beside % per_node)
         ]
         widths = [width for width in fitting if layer.divide(width)]
         fixed = self._cache_gib(engines)
@@ -85,7 +86,8 @@ class VLLMPlan:
         return self.config.kv_cache_gib or (CPU_KV_CACHE_GIB if engines.on_cpu else None)
 
     def _token_bytes(self, engines: Engines) -> float:
-        """Of one token, on one device: ranks beyond the number of key-value heads hold copies of these."""
+        """Of one token, on one device, divided over all of the engine: tensor-parallel ranks beyond the number of
+        key-value heads hold copies of these. Data-parallel ranks hold tokens of their own."""
         copies = max(1.0, self.config.tensor_parallel_size / engines.geometry.cache_parts)
         shrunk = 1 if self.config.cache_precision is None else engines.element
         return engines.token_bytes * copies / shrunk
@@ -96,11 +98,12 @@ class VLLMPlan:
     def _weights(self, engines: Engines) -> Parts:
         """The model's, and places for adapters of the next rank that vLLM knows. A CPU also has embedding and head in
         the order of its kernels (``packed``), and what is in that order stays where it is."""
-        held: Parts = (replace(engines.weights, stays=engines.on_cpu),)
+        held: Parts = (replace(engines.weights, stays=engines.on_cpu), *self._rank_copies(engines))
         if engines.on_cpu:
             elements = 2 * engines.geometry.embedding_parameters
-            text = f"{engines.element} B x {count(elements)} / {engines.tensor}"
-            size = engines.element * elements / engines.tensor
+            ways = engines.tensor // self.config.data_parallel_size
+            text = f"{engines.element} B x {count(elements)} / {ways}"
+            size = engines.element * elements / ways
             held += (Part("packed embeddings", size, text, "weights", stays=True),)
         if not engines.adapter_rank:
             return held
@@ -108,3 +111,13 @@ class VLLMPlan:
         text = f"{slots} x rank {rank} x {count(engines.rank_bytes)}B / {engines.tensor}"
         adapters = Part("engine adapters", slots * rank * engines.rank_bytes / engines.tensor, text, "weights")
         return (*held, adapters)
+
+    def _rank_copies(self, engines: Engines) -> Parts:
+        """Data-parallel ranks each hold all but the experts, which they share."""
+        copies = self.config.data_parallel_size - 1
+        if not copies:
+            return ()
+        elements = engines.geometry.parameters() - engines.geometry.expert_parameters
+        text = f"{copies} x {engines.element} B x {count(elements)} / {engines.tensor}"
+        size = copies * engines.element * elements / engines.tensor
+        return (Part("copies of attention", size, text, "weights", stays=engines.on_cpu),)

@@ -16,6 +16,7 @@ from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_vllm.adapters import engine_arguments
 from nemorl_vllm.architectures import LATENT_ATTENTION, USE_HF
 from nemorl_vllm.config import CPU_KV_CACHE_GIB
+from nemorl_vllm.data_parallel import DataParallelEngine, rank_configs
 from nemorl_vllm.environment import import_vllm, kernels_replaced_once, process_state_kept, undecorated_transformers
 from nemorl_vllm.kept_layers import rounding
 
@@ -49,7 +50,8 @@ def build_engine(
     further: Mapping[str, Any],
     lora: LoraConfig | None = None,
 ) -> Any:
-    """A ``vllm.v1.engine.llm_engine.LLMEngine`` that runs in the calling thread, whenever ``step()`` is called.
+    """A ``vllm.v1.engine.llm_engine.LLMEngine`` that runs in the calling thread, whenever ``step()`` is called; or
+    several that step together (``DataParallelEngine``).
 
     Args:
         policy: The model and its precision.
@@ -75,10 +77,12 @@ def build_engine(
         arguments = engine_args(
             policy, worker, options, max_model_len=max_model_len, empty=empty, further=further, lora=lora
         )
-        config = arguments.create_engine_config()
+        configs = rank_configs(arguments, options.data_parallel_size)
+        config = configs[0]
         if worker.device == "cpu" and config.model_config.use_mla:
             raise BackendError(f"model {policy.model_name!r}: {LATENT_ATTENTION}", fix=USE_HF)
-        set_device(config, worker.device)
+        for each in configs:
+            set_device(each, worker.device)
         if worker.device == "cpu" and config.model_config.is_moe and lora is not None:
             raise BackendError(
                 "vLLM 0.32 on the CPU applies no adapters to mixtures of experts: its code for them is Triton's",
@@ -90,12 +94,11 @@ def build_engine(
             # Heads that have room for an adapter fail on log-probs of prompts: it counts sampled tokens alone.
             config.lora_config.target_modules = list(lora.target_modules)
         with kernels_replaced_once(), undecorated_transformers(compiles=not config.model_config.enforce_eager):
-            engine = LLMEngine(
-                vllm_config=config,
-                executor_class=Executor.get_class(config),
-                log_stats=False,
-                multiprocess_mode=False,
+            start = partial(
+                LLMEngine, executor_class=Executor.get_class(config), log_stats=False, multiprocess_mode=False
             )
+            builds = [partial(start, vllm_config=each) for each in configs]
+            engine = builds[0]() if len(builds) == 1 else DataParallelEngine(builds)
         engine.collective_rpc("nemorl_install_sampler")
         engine.collective_rpc("nemorl_make_pipeline_buffers")
         if config.parallel_config.nnodes > 1:
@@ -204,7 +207,7 @@ def begin_observation(engine: Any) -> None:
     problem, fix = None, ""
     if not config.model_config.enforce_eager:
         problem, fix = "compiles its model", "set generation.backend.enforce_eager: true"
-    elif config.parallel_config.world_size > 1:
+    elif config.parallel_config.world_size_across_dp > 1:
         problem, fix = "has its model on several devices", "set tensor_parallel_size of generation.backend to 1"
     elif config.speculative_config is not None:
         problem, fix = "also computes tokens that it rejects", "remove generation.backend.speculative"
@@ -219,6 +222,9 @@ def close_engine(engine: Any) -> None:
 
     vLLM's own shutdown also destroys the process groups of the whole process, on which other engines in it depend.
     """
+    if isinstance(engine, DataParallelEngine):
+        engine.close(close_engine)
+        return
     client = engine.engine_core
     client._finalizer.detach()
     core = client.engine_core

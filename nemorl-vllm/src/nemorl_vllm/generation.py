@@ -58,6 +58,8 @@ class VLLMGeneration(RequestLoop):
                 "what the engine has computed of images cannot be kept over an update of the tower",
                 fix="remove recompute_cache of generation.backend",
             )
+        if options.data_parallel_size > 1:
+            _check_ranks(weights, worker, sees=limits.shown.family is not None)
         self._one_process = options.devices_per_replica == 1
         self._sleep = sleep_of(worker.device, leaves_memory=worker.leaves_memory)
         self._away: set[MemoryPart] = set()
@@ -246,3 +248,19 @@ class VLLMGeneration(RequestLoop):
         )
         self._requests.unusable = unusable
         self.fail(unusable)
+
+
+def _check_ranks(weights: WeightHandle | None, worker: WorkerContext, *, sees: bool) -> None:
+    """
+    Raises:
+        BackendError: Ranks that step together cannot do what this engine is for.
+    """
+    problem = fix = None
+    if worker.further_nodes:
+        problem, fix = "spread over several nodes", "lower tensor_parallel_size * data_parallel_size to those of a node"
+    elif weights is not None and weights.form == "adapters":
+        problem, fix = "apply adapters beside the model", "set rollouts.adapters: merged"
+    elif sees:
+        problem, fix = "be shown images or sounds", "set data_parallel_size of generation.backend to 1"
+    if problem is not None:
+        raise BackendError(f"ranks of data_parallel_size have not been seen to {problem}", fix=str(fix))

@@ -33,6 +33,7 @@ from nemorl_tensors.engines.pieces import watched_copies  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.lora.layers import BaseLayerWithLoRA  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
 
 import nemorl_vllm.transfer  # noqa: E402, F401  registers how weights get into the model
 from nemorl_vllm.mtp_tensors import MtpTensors  # noqa: E402
@@ -40,6 +41,11 @@ from nemorl_vllm.packed import forget_packed, hidden_bytes, packed_tensors  # no
 from nemorl_vllm.receipts import Receipt, lazily  # noqa: E402
 
 logger = logging.getLogger(__name__)
+
+if current_platform.is_cpu():
+    from nemorl_vllm.cpu_mixtures import supply_missing
+
+    supply_missing()
 
 
 @dataclass(frozen=True)

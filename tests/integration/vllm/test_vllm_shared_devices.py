@@ -75,3 +75,9 @@ def test_experts_of_two_ranks_are_divided_over_an_engine(tmp_path: Path) -> None
     pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
     policy = {"backend": {"name": "megatron", "expert_parallel_size": 2}}
     train(tmp_path, tiny_model(num_key_value_heads=2, **MIXTURE), policy, {"tensor_parallel_size": 2})
+
+
+@pytest.mark.full
+def test_fsdp_ranks_feed_an_engine_whose_ranks_share_the_experts(tmp_path: Path) -> None:
+    engine = {"data_parallel_size": 2, "expert_parallel": True}
+    train(tmp_path, tiny_model(num_key_value_heads=2, **MIXTURE), {}, engine, take_turns=True)

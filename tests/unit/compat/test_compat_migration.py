@@ -326,7 +326,7 @@ def test_an_engine_over_several_gpus_may_share_them_with_training() -> None:
     assert found.config["cluster"] == {"gpus_per_node": 8, "colocated": False, "generation_workers": 1}
 
 
-def test_experts_are_spread_over_the_devices_of_a_layer_or_not_at_all() -> None:
+def test_experts_are_spread_over_the_devices_of_a_layer_or_of_several_ranks_of_a_node() -> None:
     config = whole("grpo")
     put(config, "cluster.gpus_per_node", 8)
     put(config, "data.default.prompt_file", None)
@@ -335,8 +335,17 @@ def test_experts_are_spread_over_the_devices_of_a_layer_or_not_at_all() -> None:
     found = migrate(config)
     assert found.is_complete, found.features
     assert found.config["generation"]["backend"]["expert_parallel"] is True
+    assert "data_parallel_size" not in found.config["generation"]["backend"]
     put(config, "policy.generation.vllm_cfg.expert_parallel_size", 8)
-    assert "an engine whose experts spread over more GPUs than its layers" in migrate(config).features
+    found = migrate(config)
+    assert found.is_complete, found.features
+    engine = found.config["generation"]["backend"]
+    # 8 ways for experts are 2 ranks of 4 devices, as NeMo RL has vLLM do it.
+    assert (engine["data_parallel_size"], engine["tensor_parallel_size"], engine["expert_parallel"]) == (2, 4, True)
+    beyond = "an engine whose experts spread over more GPUs than its layers, and over several nodes or stages"
+    for ways in (6, 16):  # no ranks of 4 devices; two nodes
+        put(config, "policy.generation.vllm_cfg.expert_parallel_size", ways)
+        assert beyond in migrate(config).features
 
 
 def test_a_mixture_may_split_its_attention_and_divide_its_experts() -> None:

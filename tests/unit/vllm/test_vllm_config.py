@@ -14,7 +14,9 @@ import pytest
 from nemorl.config import PolicyConfig, load_config
 from nemorl.contracts.memory import MemoryPart
 from nemorl.errors import BackendError, ConfigError
+from nemorl_rl.models.model_geometry import Geometry
 from nemorl_rl.models.tiny import write_tiny_model
+from nemorl_rl.planning.memory.engines import Engines
 from nemorl_rl.serving.snapshots import takes_versions
 from pydantic import ValidationError
 from recorded_messages import Raises
@@ -29,6 +31,63 @@ METRIC = "token_mult_prob_error"
 def test_a_replica_takes_as_many_devices_as_share_a_layer() -> None:
     assert config.VLLMConfig().devices_per_replica == 1
     assert config.VLLMConfig(tensor_parallel_size=4).devices_per_replica == 4
+    assert config.VLLMConfig(tensor_parallel_size=4, data_parallel_size=2).devices_per_replica == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"data_parallel_size": 2}, ""),
+        ({"data_parallel_size": 2, "expert_parallel": True}, ""),
+        ({"data_parallel_size": 5}, "expert_parallel: true"),  # a width of 24 is no five parts, and 10 experts are
+        ({"data_parallel_size": 5, "expert_parallel": True}, ""),
+        ({"data_parallel_size": 2, "tensor_parallel_size": 2}, ""),
+        ({"data_parallel_size": 2, "tensor_parallel_size": 2, "expert_parallel": True}, "remove expert_parallel"),
+    ],
+)
+def test_ranks_of_an_engine_share_the_experts_of_a_mixture_evenly(
+    options: dict[str, Any], refused: str, tmp_path: Path
+) -> None:
+    sizes = {"num_experts": 10, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    policy = PolicyConfig(model_name=str(write_tiny_model(tmp_path, architecture="qwen3_moe", **sizes)))
+    found = [*config.VLLMConfig(**options).policy_problems(policy, device="cpu", is_attached=False)]
+    assert len(found) == (refused != "")
+    assert all(one.path == "generation.backend.data_parallel_size" and refused in one.fix for one in found)
+
+
+def test_a_model_without_experts_takes_several_engines_in_place_of_ranks(tiny_model: Path) -> None:
+    policy, several = PolicyConfig(model_name=str(tiny_model)), config.VLLMConfig(data_parallel_size=2)
+    (problem,) = several.policy_problems(policy, device="cuda:0", is_attached=False)
+    assert problem.path == "generation.backend.data_parallel_size"
+    assert "cluster.generation_workers" in problem.fix
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"pipeline_parallel_size": 2},
+        {"snapshots": 2},
+        {"speculative": {"method": "ngram", "num_speculative_tokens": 2}},
+    ],
+)
+def test_what_was_not_seen_to_work_with_ranks_is_refused_by_name(beside: dict[str, Any], raises: Raises) -> None:
+    config.VLLMConfig(**beside)
+    with raises(ValidationError, "data_parallel_size", path=[*beside]):
+        config.VLLMConfig(data_parallel_size=2, **beside)
+
+
+def test_a_plan_counts_what_ranks_hold_twice_and_the_experts_that_they_share(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    folder = write_tiny_model(tmp_path, architecture="qwen3_moe", **sizes)
+    geometry = Geometry.from_config(json.loads((folder / "config.json").read_text()))
+
+    def planned(ranks: int) -> float:
+        engine = config.VLLMConfig(data_parallel_size=ranks)
+        memory = engine.engine_plan().memory(Engines(engine, geometry, 2, 1, 256), 80 * 2**30, 1)
+        return sum(part.size for part in memory.lasting if part.held == "weights")
+
+    experts = 2 * 4 * 3 * 64 * 32  # layers x experts x matrices x hidden x width
+    assert planned(1) - planned(2) == pytest.approx(2 * experts / 2)  # two bytes each, half of them on each rank
 
 
 def test_it_offers_every_transport_of_the_kernel_and_updates_in_flight() -> None:

@@ -10,7 +10,7 @@ from nemorl_compat.conversions.sight import samples_in_vllm
 from nemorl_compat.key_table import judge
 from nemorl_compat.old_config import OldConfig
 
-WIDE_EXPERTS = "an engine whose experts spread over more GPUs than its layers"
+WIDE_EXPERTS = "an engine whose experts spread over more GPUs than its layers, and over several nodes or stages"
 WIDE_ENGINE = "an engine over a part of a node beside whole ones"
 SAMPLES = ("grpo", "ppo", "distillation", "eval")
 VLLM_OPTIONS = {
@@ -67,6 +67,7 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
         value = old.get(f"policy.generation.{theirs}")
         if not (ours == "enforce_eager" and value is False):  # unset, it is off on GPUs and on on CPUs
             new.put_given(f"generation.backend.{ours}", value)
+    _experts(old, new)
     per_node = old.whole("cluster.gpus_per_node", 1)
     if _devices(new) > per_node and _devices(new) % per_node:
         new.miss("policy.generation.vllm_cfg.tensor_parallel_size", WIDE_ENGINE)
@@ -75,7 +76,6 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
     if str(old.get(CACHE_TYPE)).startswith("fp8"):
         new.put("generation.backend.cache_precision", "fp8")
         new.differ(CACHE_TYPE, "keys and values are rounded as they are: nothing is calibrated for a scale")
-    _experts(old, new)
     _speculation(old, new)
     cache_bytes = old.get("policy.generation.vllm_kwargs.kv_cache_memory_bytes")
     if cache_bytes is not None:
@@ -102,12 +102,17 @@ def _rounded(old: OldConfig, new: Pieces) -> None:
 
 
 def _experts(old: OldConfig, new: Pieces) -> None:
-    """vLLM spreads experts over the tensor-parallel devices of all its data-parallel copies; ours has one copy."""
+    """vLLM spreads experts over the tensor-parallel devices of all its data-parallel ranks, so many as that takes."""
     key = "policy.generation.vllm_cfg.expert_parallel_size"
-    ways = old.whole(key, 1)
-    if ways > 1 and ways != old.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1):
+    ways, width = old.whole(key, 1), old.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1)
+    ranks, is_uneven = divmod(ways, width)
+    has_stages = old.whole("policy.generation.vllm_cfg.pipeline_parallel_size", 1) > 1
+    if ways > 1 and (is_uneven or (ranks > 1 and (has_stages or ways > old.whole("cluster.gpus_per_node", 1)))):
         new.miss(key, WIDE_EXPERTS)
-    elif ways > 1 or old.get("policy.generation.vllm_cfg.enable_expert_parallel"):
+        return
+    if ranks > 1:
+        new.put("generation.backend.data_parallel_size", ranks)
+    if ways > 1 or old.get("policy.generation.vllm_cfg.enable_expert_parallel"):
         new.put("generation.backend.expert_parallel", True)
 
 
@@ -144,7 +149,7 @@ def _place(old: OldConfig, new: Pieces) -> None:
 
 def _devices(new: Pieces) -> int:
     """That one engine spreads over."""
-    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
     given = (new.values.get(f"generation.backend.{name}") for name in sizes)
     return prod(size if isinstance(size, int) and size > 0 else 1 for size in given)
 
