@@ -59,14 +59,36 @@ class RayWorker:
         self._built.attach_engine(factory)
 
     def invoke(
-        self, role: Role, method: str, kwargs: dict[str, Any], logs: Carried | None, *args: Any, answers: bool = True
+        self,
+        role: Role,
+        method: str,
+        kwargs: dict[str, Any],
+        logs: Carried | None,
+        *args: Any,
+        answers: bool = True,
+        parts: int = 0,
+        keeps: bool = False,
     ) -> Any:
-        """One method of the worker. Arguments stand at the top level, where Ray resolves references to shared ones.
-        ``answers`` is False where another rank returns the same."""
+        """One method of the worker. Arguments stand at the top level, where Ray resolves references.
+
+        Args:
+            role: Object of the worker.
+            method: Of it.
+            kwargs: For the method.
+            logs: Ids of the caller's log records.
+            *args: For the method. With ``parts``, a function and as many arguments of it stand in place of the first.
+            answers: False where another rank returns the same.
+            parts: Arguments of that function.
+            keeps: Return that it is done, and the result beside it: the caller waits for one, and leaves the other.
+        """
         with entered(logs):
+            if parts:
+                make, *values = args[: 1 + parts]
+                args = (make(*values), *args[1 + parts :])
             found = self._built.call(role, method, args, kwargs)
             found = found.result() if isinstance(found, Future) else found
-            return found if answers else None
+            found = found if answers else None
+            return (None, found) if keeps else found
 
     def publish(self, transport: str, version: int, form: Form, digested: Digested | None) -> WeightHandle | None:
         return self._built.publish(transport, version, form, digested)
