@@ -5,12 +5,12 @@
 
 ``step``: the real ``GRPOTrainer.train_step`` with reference log-probs. Completions and answers of ranks are serialised
 as Ray does it (cloudpickle with protocol 5) outside the clock and deserialised inside it; shards are cut and serialised
-into a store inside it, and a call that refers to them takes a reference for each. ``gather``: the real ``RayWorkerGroup`` waits for as many answers in Ray's own store, with
-handles that stand for ranks. Networks, actors and real tokenizers are left out: ``--decode`` names what a tokenizer's
-share is (a model folder), which grows with the text.
+into a store inside it, and a call that refers to them takes a reference for each rank. ``gather``: the real
+``RayWorkerGroup`` waits for as many answers in Ray's own store, with handles that stand for ranks. Networks, actors and
+real tokenizers are left out: ``--decode`` names what a tokenizer's share is (a model folder): it grows with the text.
 
 The driver's memory is the peak of its resident memory above what it held before the step, results in the store included
-(they are held for the driver), shards sent to ranks excluded.
+(they are held for the driver), shards sent to ranks and what stays with them excluded.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class Trainers:
         self.sent_bytes = 0
 
     def put(self, values: Sequence[Any]) -> list[Callable[[], Any]]:
-        for rank in range(len(values)):  # shards are made when asked for: each is let go before the next
-            self._send(values[rank])
+        for shard in values:  # each is made when asked for
+            self._send(shard)
         return [partial(values.__getitem__, rank) for rank in range(len(values))]
 
     def scatter(self, verb: Any, shards: Composed[Any], *args: Any) -> list[Any]:
@@ -111,7 +111,7 @@ class Trainers:
 
     def scatter_kept(self, verb: Any, shards: Composed[Any], *args: Any) -> list[Callable[[], Any]]:
         self._send((shards.make, args))  # one copy for all ranks
-        for rank in range(len(shards)):
+        for _ in range(len(shards)):
             self._send((verb.__name__, [REFERENCE for _ in shards.parts]))
         return [partial(self._answer, verb.__name__, shards, rank) for rank in range(len(shards))]
 

@@ -71,15 +71,9 @@ class RayWorker:
     ) -> Any:
         """One method of the worker. Arguments stand at the top level, where Ray resolves references.
 
-        Args:
-            role: Object of the worker.
-            method: Of it.
-            kwargs: For the method.
-            logs: Ids of the caller's log records.
-            *args: For the method. With ``parts``, a function and as many arguments of it stand in place of the first.
-            answers: False where another rank returns the same.
-            parts: Arguments of that function.
-            keeps: Return that it is done, and the result beside it: the caller waits for one, and leaves the other.
+        ``answers`` is False where another rank returns the same. With ``parts``, a function and as many arguments of it
+        stand in place of the first argument. With ``keeps``, the result comes beside word that it is there, and the
+        caller waits for that alone.
         """
         with entered(logs):
             if parts:

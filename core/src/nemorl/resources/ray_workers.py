@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from nemorl.base.packages.interpreters import require_interpreter
 from nemorl.base.process.logs import carried
@@ -153,8 +153,14 @@ class RayWorkerGroup(HostGroup):
         self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
     ) -> References:
         calls = self._scattered("backend", verb.__name__, kwargs, shards, args, keeps=True)
-        self._gather(verb.__name__, {rank: done for rank, (done, _) in calls.items()})
         results = {rank.number: result for rank, (_, result) in calls.items()}
+        try:
+            self._gather(verb.__name__, {rank: done for rank, (done, _) in calls.items()})
+        except NemorlError:  # Ray prints the errors that nobody asked for
+            for result in results.values():
+                with suppress(RayError):
+                    ray.get(result, timeout=0)
+            raise
         return [results[numbers[0]] for numbers in self._shards]
 
     def put(self, values: Sequence[Any]) -> References:
@@ -170,20 +176,13 @@ class RayWorkerGroup(HostGroup):
             ) from error
 
     def _scattered(
-        self,
-        role: Role,
-        method: str,
-        kwargs: dict[str, Any],
-        shards: Sequence[Any],
-        args: Sequence[Any],
-        keeps: bool = False,
+        self, role: Role, method: str, kwargs: Any, shards: Sequence[Any], args: Sequence[Any], *, keeps: bool = False
     ) -> dict[_Rank, Any]:
         """Ray's references to the answers of all ranks."""
         members = self._shards
         assert len(shards) == len(members), f"{len(shards)} shards for {len(members)} data-parallel ranks"
         shared, calls = [ray.put(value) if _is_large(value) else value for value in args], dict[_Rank, Any]()
-        parts = shards.parts if isinstance(shards, Composed) else ()
-        make = [ray.put(shards.make)] if isinstance(shards, Composed) else []
+        make, parts = ([ray.put(shards.make)], shards.parts) if isinstance(shards, Composed) else ([], ())
         with self._order:
             workers = self._ranks
             for place, numbers in enumerate(members):
@@ -372,6 +371,8 @@ class RayWorkerGroup(HostGroup):
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, NemorlError):
                 raise cause from None
+            if isinstance(cause, ObjectLostError):  # an argument, which a node held that is gone
+                raise self._lost(what, rank, cause) from error
             missing = _MISSING_MODULE.search(str(cause))
             if missing and find_spec(missing[1]) is not None:
                 raise BackendError(

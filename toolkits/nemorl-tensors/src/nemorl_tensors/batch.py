@@ -27,7 +27,7 @@ from torch import Tensor
 from nemorl_tensors.devices import moved, on_device
 from nemorl_tensors.filtering import TokenFilter
 from nemorl_tensors.functional import segment_ids, segment_sum
-from nemorl_tensors.numbers import laid_out
+from nemorl_tensors.numbers import laid_out, spread
 from nemorl_tensors.placing import HeldTokens, Placed, placed
 from nemorl_tensors.sharding import Shards, cutter, in_order
 from nemorl_tensors.travelling import packed, unpacked
@@ -122,7 +122,7 @@ class TokenBatch:
         mask = torch.from_numpy(laid_out(masks, numpy.bool_))
         mask[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = False
         shown = _shown(flat_ids, media_by_name(media))
-        if bool((mask & (flat_ids >= FIRST_ID)).any()):
+        if shown and bool((mask & (flat_ids >= FIRST_ID)).any()):
             raise DataError(
                 "a token of an image or a sound is to be trained on", fix="mask what the policy did not say"
             )
@@ -176,9 +176,7 @@ class TokenBatch:
         if advantages is None:
             return batch
         per_sequence = torch.tensor(list(advantages), dtype=torch.float32)[batch.episodes]
-        # numpy repeats values; torch would make an index of [N] int64 first, twice the size of what it gathers.
-        spread = numpy.repeat(per_sequence.numpy(), batch.lengths.numpy())
-        return batch.with_tokens(advantages=torch.from_numpy(spread))
+        return batch.with_tokens(advantages=torch.from_numpy(spread(per_sequence.numpy(), batch.lengths.tolist())))
 
     def __getitem__(self, name: str) -> Tensor:
         for fields in (self.token_fields, self.sequence_fields):
@@ -230,15 +228,15 @@ class TokenBatch:
     ) -> TokenBatch:
         """This batch with an [N, …] field that lies with ranks (:class:`HeldTokens`)."""
         kept = {known: values for known, values in self.token_fields.items() if known != name}
-        held = {**self.held, name: HeldTokens(self.lengths, shards, references, read)}
-        return replace(self, token_fields=kept, held=held)
+        one = HeldTokens(self.lengths, shards, references, read)
+        return replace(self, token_fields=kept, held={**self.held, name: one})
 
     def at_hand(self) -> TokenBatch:
         """This batch, its fields read that lie with ranks."""
         return self.with_tokens(**{name: one.values for name, one in self.held.items()}) if self.held else self
 
     def placed(self, group: ReferringGroup, shards: Sequence[Sequence[int]], seen: TokenBatch) -> Composed[TokenBatch]:
-        """The part of ``seen``, which is less of this batch, for each rank of a group (:mod:`nemorl_tensors.placing`)."""
+        """For each rank its part of ``seen``, which is less of this batch (:func:`nemorl_tensors.placing.placed`)."""
         return placed(self, group, shards, seen)
 
     def with_sequences(self, **fields: Tensor) -> TokenBatch:
@@ -361,6 +359,8 @@ def _shown(token_ids: Tensor, known: Mapping[int, Media]) -> dict[int, Media]:
     Raises:
         DataError: One that is shown is not among them.
     """
+    if not token_ids.numel() or int(token_ids.max()) < FIRST_ID:  # of text alone, at no temporary of its size
+        return {}
     names = torch.unique(token_ids[token_ids >= FIRST_ID] >> PLACE_BITS).tolist()
     missing = sum(name not in known for name in names)
     if missing:
@@ -397,7 +397,7 @@ def loss_weights(
     """
     ones = mask.float()
     if loss_aggregation == "token":
-        return ones / ones.sum().clamp(min=1)
+        return ones.div_(ones.sum().clamp(min=1))
     trained = segment_sum(ones, mask, lengths)
     if episodes is not None:
         _, numbers = torch.unique(episodes, return_inverse=True)

@@ -2,7 +2,7 @@
 
 # N = tokens of all sequences concatenated
 
-What is sent lives as long as the batch that it was cut from, or one made of it by ``with_tokens``: nobody has to end it.
+What is sent lives as long as the batch that it was cut from, or one made of it by ``with_tokens``; nobody ends it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class HeldTokens:
         found: dict[int, Tensor] = {}
         for rank, column in zip(ranks, self._read([self.references[rank] for rank in ranks]), strict=True):
             shard = self.shards[rank]
-            found |= zip(shard, column.split([sizes[one] for one in shard]), strict=True)
+            found |= zip(shard, torch.split(column, [sizes[one] for one in shard]), strict=True)
         return torch.cat([found[one] for one in sequences]) if sequences else self.values[:0]
 
 
