@@ -136,7 +136,7 @@ def joined(parts: Sequence[Numbers[T]]) -> Numbers[T]:
 
 
 def spread(values: Array, sizes: Sequence[int]) -> Array:
-    """[N] each value as often as its size says. ``numpy.repeat`` takes a step for each of N, this a fill for each value.
+    """[N] each value as often as its size says. ``numpy.repeat`` takes a step for each of N, this one for each value.
 
     Example:
         >>> spread(numpy.array([0.5, 2.0]), [1, 2]).tolist()
