@@ -5,12 +5,12 @@
 
 ``step``: the real ``GRPOTrainer.train_step`` with reference log-probs. Completions and answers of ranks are serialised
 as Ray does it (cloudpickle with protocol 5) outside the clock and deserialised inside it; shards are cut and serialised
-into a store inside it. ``gather``: the real ``RayWorkerGroup`` waits for as many answers in Ray's own store, with
-handles that stand for ranks. Networks, actors and real tokenizers are left out: ``--decode`` names what a tokenizer's
-share is (a model folder), which grows with the text.
+into a store inside it, and a call that refers to them takes a reference for each rank. ``gather``: the real
+``RayWorkerGroup`` waits for as many answers in Ray's own store, with handles that stand for ranks. Networks, actors and
+real tokenizers are left out: ``--decode`` names what a tokenizer's share is (a model folder): it grows with the text.
 
 The driver's memory is the peak of its resident memory above what it held before the step, results in the store included
-(they are held for the driver), shards sent to ranks excluded.
+(they are held for the driver), shards sent to ranks and what stays with them excluded.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import pickle
 import pstats
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +35,7 @@ THREADS = limit_threads()
 import numpy  # noqa: E402  after the thread limit
 import torch  # noqa: E402
 from nemorl.base.process.timing import Timer  # noqa: E402
+from nemorl.contracts.workers import Composed  # noqa: E402
 from nemorl.metrics import Sum  # noqa: E402
 from nemorl.resources.policies import TrainingPolicy  # noqa: E402
 from nemorl.types import Completion, GenerationRequest  # noqa: E402
@@ -43,6 +45,8 @@ from scale import MIB, _forget_peak, _memory  # noqa: E402
 GENERATIONS = 16
 PROMPT_TOKENS = 64
 VOCABULARY = 150_000
+REFERENCE = bytes(28)
+"""As long as an ``ObjectID`` of Ray."""
 REPLICA_RANKS = 8
 """Ranks of one replica of the generator."""
 
@@ -97,12 +101,23 @@ class Trainers:
         self.worker_s = 0.0
         self.sent_bytes = 0
 
-    def scatter(self, verb: Any, shards: Sequence[Any], *args: Any) -> list[Any]:
-        self._send(args)  # one copy for all ranks
-        for rank in range(len(shards)):  # shards may be made when asked for: each is let go before the next
-            self._send(shards[rank])
+    def put(self, values: Sequence[Any]) -> list[Callable[[], Any]]:
+        for shard in values:  # each is made when asked for
+            self._send(shard)
+        return [partial(values.__getitem__, rank) for rank in range(len(values))]
+
+    def scatter(self, verb: Any, shards: Composed[Any], *args: Any) -> list[Any]:
+        return self.read(self.scatter_kept(verb, shards, *args))
+
+    def scatter_kept(self, verb: Any, shards: Composed[Any], *args: Any) -> list[Callable[[], Any]]:
+        self._send((shards.make, args))  # one copy for all ranks
+        for _ in range(len(shards)):
+            self._send((verb.__name__, [REFERENCE for _ in shards.parts]))
+        return [partial(self._answer, verb.__name__, shards, rank) for rank in range(len(shards))]
+
+    def read(self, references: Sequence[Callable[[], Any]]) -> list[Any]:
         began_s = time.process_time()
-        answers = [as_stored(self._answer(verb.__name__, shard)) for shard in shards]
+        answers = [as_stored(reference()) for reference in references]
         self.worker_s += time.process_time() - began_s
         return [pickle.loads(body, buffers=buffers) for body, buffers in answers]
 
@@ -118,7 +133,8 @@ class Trainers:
             self.sent_bytes += part.nbytes
 
     @staticmethod
-    def _answer(method: str, batch: Any) -> Any:
+    def _answer(method: str, shards: Composed[Any], rank: int) -> Any:
+        batch = shards.make(*(part[rank]() for part in shards.parts))
         if method == "get_logprobs":
             return -(batch.token_ids % 1009).float() / 1009
         weighted = {name: float((values * batch.loss_weights).sum()) for name, values in batch.token_fields.items()}

@@ -21,7 +21,8 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ THREADS = limit_threads()
 
 import numpy  # noqa: E402  after the thread limit
 import torch  # noqa: E402
+from nemorl.contracts.workers import Composed  # noqa: E402
 from nemorl.metrics import Sum  # noqa: E402
 from nemorl.resources.policies import TrainingPolicy  # noqa: E402
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss  # noqa: E402
@@ -50,6 +52,8 @@ TRAIN_FIELDS = ("advantages", "generation_logprobs", "old_logprobs", "reference_
 """[N] fields of a GRPO batch at ``train_step``; ``get_logprobs`` is asked before the last two exist."""
 LOSS = ClippedPolicyGradientLoss(kl_penalty=0.01)
 MIB = 2**20
+REFERENCE_BYTES = 28
+"""Of an ``ObjectID`` of Ray."""
 
 
 def make_batch(sequences: int, mean_tokens: int, seed: int = 0) -> TokenBatch:
@@ -99,18 +103,28 @@ class NothingWorkers:
     def call(self, verb: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
         return [None] * self.data_parallel_size
 
-    def scatter(self, verb: Callable[..., Any], shards: Sequence[TokenBatch], *args: Any) -> list[Any]:
-        count, clock = len(shards), time.perf_counter
-        for rank in range(count):  # shards may be made when asked for: each is let go before the next
+    def put(self, values: Sequence[TokenBatch]) -> list[Callable[[], TokenBatch]]:
+        clock = time.perf_counter
+        for rank in range(len(values)):  # shards are made when asked for: each is let go before the next
             start_s = clock()
-            shard = shards[rank]
+            shard = values[rank]
             cut_s = clock()
-            self._send((shard, *args))
+            self._send(shard)
             self.cut_s += cut_s - start_s
             self.send_s += clock() - cut_s
             del shard
+        return [partial(values.__getitem__, rank) for rank in range(len(values))]
+
+    def scatter(self, verb: Callable[..., Any], composed: Composed[TokenBatch], *args: Any) -> list[Any]:
+        clock = time.perf_counter
+        start_s = clock()
+        self._send((composed.make, args))
+        for _ in range(len(composed)):
+            self._send(bytes(REFERENCE_BYTES))
+        self.send_s += clock() - start_s
         self.peak_bytes = _memory("VmHWM")
         start_s = clock()
+        shards = (composed.make(*(part[rank]() for part in composed.parts)) for rank in range(len(composed)))
         pickled = [cloudpickle.dumps(self._answer(verb.__name__, shard), protocol=5) for shard in shards]
         self.results_bytes = sum(len(data) for data in pickled)
         _forget_peak()
@@ -126,7 +140,7 @@ class NothingWorkers:
     def shutdown(self) -> None:
         pass
 
-    def _send(self, shard: tuple[Any, ...]) -> None:
+    def _send(self, shard: Any) -> None:
         buffers: list[Any] = []
         body = cloudpickle.dumps(shard, protocol=5, buffer_callback=buffers.append)
         for part in [memoryview(body), *(buffer.raw() for buffer in buffers)]:
@@ -184,8 +198,8 @@ def simulate(batch: TokenBatch, ranks: Sequence[int], repeats: int) -> list[Row]
     early = {name: batch[name] for name in TRAIN_FIELDS[:2]}
     before_update = TokenBatch(batch.token_ids, batch.lengths, batch.mask, batch.loss_weights, token_fields=early)
     calls: dict[str, Callable[[TrainingPolicy], Any]] = {
-        "train_step": lambda policy: policy.train_step(batch, LOSS),
-        "get_logprobs": lambda policy: policy.get_logprobs(before_update),
+        "train_step": lambda policy: policy.train_step(replace(batch, places=[]), LOSS),
+        "get_logprobs": lambda policy: policy.get_logprobs(replace(before_update, places=[])),
     }
     rows = {(method, count): Row(method, count) for method in calls for count in ranks}
     for repeat in range(repeats + 1):  # the first is not counted
@@ -280,8 +294,8 @@ def over_ray(mebibytes: int, repeats: int, ranks: int = 2) -> dict[str, float]:
             "put": lambda: ray.put(data),
             "arrays": lambda: group.scatter(Sink.ignore, arrays),
             "scatter": lambda: group.scatter(Sink.train_step, shards, LOSS),
-            "train_step": lambda: policy.train_step(batch, LOSS),
-            "get_logprobs": lambda: policy.get_logprobs(batch),
+            "train_step": lambda: policy.train_step(replace(batch, places=[]), LOSS),
+            "get_logprobs": lambda: policy.get_logprobs(replace(batch, places=[])),
         }
         _require_right("train_step", calls["train_step"](), batch)
         _require_right("get_logprobs", calls["get_logprobs"](), batch)

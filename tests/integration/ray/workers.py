@@ -56,6 +56,12 @@ class Adder:
     def interpreter(self) -> str:
         return sys.executable
 
+    def owned(self) -> list[object]:
+        """A reference to a value that ends with this process."""
+        import ray
+
+        return [ray.put(bytes(1_000_000))]
+
     def fail(self, rank: int, kind: str) -> None:
         """``rank`` refuses, breaks, dies or sleeps; with ``dies`` its peers notice a broken connection at once."""
         mine = self.context.rank == rank

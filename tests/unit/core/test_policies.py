@@ -34,9 +34,16 @@ class Ranks:
         self.data_parallel_size = count
         self.given: list[Any] = []
 
+    def put(self, values: Sequence[Any]) -> list[Any]:
+        return list(values)
+
+    read = put
+
     def scatter(self, verb: Callable[..., Any], shards: Sequence[TokenBatch], *args: Any) -> list[Any]:
         self.given = list(shards)
         return [getattr(Rank(), verb.__name__)(shard, *args) for shard in shards]
+
+    scatter_kept = scatter
 
 
 def batch() -> TokenBatch:

@@ -21,7 +21,7 @@ class Told(Callback):
 
     def on_fit_begin(self, trainer: Any) -> None:
         policy = trainer.run.policy
-        train_step, get_logprobs = policy.train_step, policy.get_logprobs
+        train_step, with_logprobs = policy.train_step, policy.with_logprobs
 
         def step(minibatch: Any, loss: Any) -> Any:
             self.reads.append("old_logprobs" in loss.requires)
@@ -29,11 +29,11 @@ class Told(Callback):
             self.ratios.append((metrics["probs_ratio_min"].value, metrics["probs_ratio_max"].value))
             return metrics
 
-        def score(batch: Any, *weights: Any) -> Any:
+        def score(batch: Any, *named: Any) -> Any:
             self.scored.append(len(batch))
-            return get_logprobs(batch, *weights)
+            return with_logprobs(batch, *named)
 
-        policy.train_step, policy.get_logprobs = step, score
+        policy.train_step, policy.with_logprobs = step, score
 
 
 def run(tiny_model: Path, folder: Path, algorithm: str = "grpo", **changes: Any) -> tuple[Told, list[dict[str, float]]]:

@@ -6,7 +6,9 @@ the policy wrote, E for what the environment said.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from nemorl_rl.environments import EnvironmentPool, RewardFunction
 from nemorl_rl.rollouts.engine import RolloutEngine, RolloutPlan, accuracy_of, rollout_metrics
 from nemorl_rl.serving.generation_policy import GenerationPolicy
 from nemorl_rl.serving.requests import TimedSample
+from nemorl_tensors.numbers import token_ids
 from recorded_messages import Raises
 
 
@@ -317,6 +320,32 @@ def test_parts_and_metrics_of_environments_are_averaged_over_all_samples(collect
 def test_accuracy_is_correctness_where_there_is_any(score: Score, accuracy: float, collect: Collect) -> None:
     (sample,), _ = collect(["1"], lambda prompt, number: "a|", RewardFunction(lambda prompt, response: score))
     assert accuracy_of(sample) == accuracy
+
+
+class InArrays(Spoken):
+    """Answers as engines do, in arrays, which it watches."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer, lambda prompt, number: f"{prompt}|")
+        self.arrays: list[weakref.ref[Any]] = []
+
+    def _one(self, request: GenerationRequest, number: int) -> Completion:
+        found = super()._one(request, number)
+        ids = token_ids(found.token_ids)
+        self.arrays.append(weakref.ref(ids.array))
+        return replace(found, token_ids=ids.declared)
+
+
+def test_what_an_engine_sent_is_let_go_when_its_sample_is_made(tokenizer: Tokenizer) -> None:
+    backend = InArrays(tokenizer)
+    pool = EnvironmentPool(RewardFunction(lambda prompt, response: 1.0))
+    workers = LocalWorkerGroup(lambda _: backend, WorkerContext(), "spoken")
+    engine = RolloutEngine(GenerationPolicy(workers), pool, tokenizer, max_sequence_tokens=64)
+    prompts = [Prompt(index, text, tuple(tokenizer.encode(text))) for index, text in enumerate("123")]
+    groups = engine.stream(prompts, RolloutPlan(1, SamplingParams(max_new_tokens=8)), seed=5)
+    for left in (2, 1, 0):
+        next(groups)
+        assert sum(array() is not None for array in backend.arrays) == left
 
 
 # The policy over several replicas

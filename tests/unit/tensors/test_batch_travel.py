@@ -98,13 +98,16 @@ class Recorder:
         self.data_parallel_size = ranks
         self.given: list[TokenBatch] = []
 
+    def put(self, values: Sequence[TokenBatch]) -> list[TokenBatch]:
+        return list(values)
+
     def scatter(self, verb: object, shards: Sequence[TokenBatch], *args: Any) -> list[Any]:
         self.given = list(shards)
         return [part.token_ids.float() for part in self.given]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_fields_of_the_update_are_not_sent_for_logprobs(ranks: int) -> None:
+def test_a_call_for_logprobs_sees_no_fields_of_the_update(ranks: int) -> None:
     workers = Recorder(ranks)
     TrainingPolicy(workers).get_logprobs(batch())  # type: ignore[arg-type]
     assert [list(part.token_fields) for part in workers.given] == [[]] * ranks

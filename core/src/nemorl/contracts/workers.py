@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -19,6 +20,25 @@ Verb = Callable[Concatenate[Any, P], R]
 """A method as its class has it, ``TrainingBackend.train_step``. Each worker runs its own method of that name."""
 ShardVerb = Callable[Concatenate[Any, S, P], R]
 """One whose first argument is different on each data-parallel rank."""
+
+
+References = Sequence[Any]
+"""One per data-parallel rank, each of a value that later calls take from where it lies. It is freed with them."""
+
+
+@dataclass(frozen=True)
+class Composed(Sequence[S]):
+    """First arguments that ranks make themselves, of values that they are referred to."""
+
+    make: Callable[..., S]
+    parts: tuple[References, ...]
+    """Each of one argument of ``make``"""
+
+    def __len__(self) -> int:
+        return len(self.parts[0])
+
+    def __getitem__(self, rank: Any) -> Any:
+        return self.make(*(part[rank] for part in self.parts))
 
 
 class WorkerGroup(Protocol):
@@ -52,6 +72,27 @@ class WorkerGroup(Protocol):
         ...
 
     def shutdown(self) -> None: ...
+
+
+class ReferringGroup(WorkerGroup, Protocol):
+    """A worker group whose calls may refer to values that were sent before, and to results of other calls.
+
+    >>> logprobs = group.scatter_kept(TrainingBackend.get_logprobs, group.put(shards))  # doctest: +SKIP
+    """
+
+    def put(self, values: Sequence[Any]) -> References:
+        """Send a value for each data-parallel rank, once for all calls that refer to it."""
+        ...
+
+    def read(self, references: References) -> list[Any]:
+        """The values behind references."""
+        ...
+
+    def scatter_kept(
+        self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
+    ) -> References:
+        """``scatter``, whose results stay where they are."""
+        ...
 
 
 class WeightTransport(Protocol):

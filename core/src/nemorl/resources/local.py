@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from typing import Any
 
-from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
+from nemorl.contracts.workers import P, R, References, S, ShardVerb, Verb
 from nemorl.errors import boundary
 from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import Digested, Form, WeightHandle
@@ -35,6 +36,17 @@ class LocalWorkerGroup(HostGroup):
     ) -> list[R]:
         assert len(shards) == 1, f"one rank cannot take {len(shards)} shards"
         return self.call_as(role, verb, shards[0], *args, **kwargs)
+
+    def put(self, values: Sequence[Any]) -> References:
+        return list(values)
+
+    def read(self, references: References) -> list[Any]:
+        return list(references)
+
+    def scatter_kept(
+        self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
+    ) -> References:
+        return self.scatter(verb, shards, *args, **kwargs)
 
     def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         return self.call(verb, *args, **kwargs)[0]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from nemorl.base.files.atomic import replacing_folder
-from nemorl.contracts import Loss, MomentsBackend, SnapshottingBackend, TrainingBackend, WeightsName, WorkerGroup
-from nemorl.contracts.workers import P, R, ShardVerb
+from nemorl.contracts import Loss, MomentsBackend, SnapshottingBackend, TrainingBackend, WeightsName
+from nemorl.contracts.workers import P, R, ReferringGroup, ShardVerb
 from nemorl.metrics import Metrics, merge
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TrainingPolicy:
     """A training backend over a worker group, seen as one object."""
 
     def __init__(
-        self, workers: WorkerGroup, turn: Turn = always_there, by_trees: bool = False, replays: bool = False
+        self, workers: ReferringGroup, turn: Turn = always_there, by_trees: bool = False, replays: bool = False
     ) -> None:
         """
         Args:
@@ -53,6 +53,14 @@ class TrainingPolicy:
     def get_logprobs(self, batch: TokenBatch, weights: WeightsName = "policy") -> Tensor:
         """[N] float32 nats of every token of ``batch``, in its order."""
         return self._measured(TrainingBackend.get_logprobs, batch, weights)[0]
+
+    def with_logprobs(self, batch: TokenBatch, name: str, weights: WeightsName = "policy") -> TokenBatch:
+        """The batch with log-probs as the field ``name``, which lie with the ranks until the driver reads them."""
+        verb, bare = TrainingBackend.get_logprobs, self._bare(batch, weights)
+        with self._turn(_work_with(weights)):
+            shards = self._shards(bare)
+            found = self.workers.scatter_kept(verb, batch.placed(self.workers, shards, bare), weights)
+        return batch.with_held(name, shards, found, self.workers.read)
 
     def get_moments(self, batch: TokenBatch) -> Tensor:
         """[N, 3] log-prob, entropy and chance of two equal draws at every token (capability ``moments``)."""
@@ -97,18 +105,31 @@ class TrainingPolicy:
         self, verb: ShardVerb[TokenBatch, P, _PerToken], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
     ) -> list[Tensor]:
         """The results of a verb that returns per-token tensors, in the order of ``batch``."""
-        # These verbs read tokens, and the policy's the routes of these: the other fields need not travel.
-        is_replayed = self._replays and "routes" in batch and "reference" not in args
-        kept = {"routes": batch["routes"]} if is_replayed else {}
-        bare = replace(batch, token_fields=kept, sequence_fields={}, sequences_per_group=1)
-        with self._turn("reference" if "reference" in args else "measure"):
-            shards, parts = self._sharded(verb, bare, *args, **kwargs)
+        weights: WeightsName = "reference" if "reference" in args else "policy"
+        bare = self._bare(batch, weights)
+        with self._turn(_work_with(weights)):
+            shards = self._shards(bare)
+            parts = self.workers.scatter(verb, batch.placed(self.workers, shards, bare), *args, **kwargs)
         results = [part if isinstance(part, tuple) else (part,) for part in parts]
         return [batch.in_order(shards, columns) for columns in zip(*results, strict=True)]
 
     def _sharded(
         self, verb: ShardVerb[TokenBatch, P, R], batch: TokenBatch, *args: P.args, **kwargs: P.kwargs
     ) -> tuple[list[list[int]], list[R]]:
+        shards = self._shards(batch)
+        return shards, self.workers.scatter(verb, batch.placed(self.workers, shards, batch), *args, **kwargs)
+
+    def _shards(self, batch: TokenBatch) -> list[list[int]]:
+        """The sequences of each rank."""
         ranks = self.workers.data_parallel_size
-        shards = [list(range(len(batch)))] if ranks == 1 else batch.shards(ranks, by_trees=self._by_trees)
-        return shards, self.workers.scatter(verb, batch.parts(shards), *args, **kwargs)
+        return [list(range(len(batch)))] if ranks == 1 else batch.shards(ranks, by_trees=self._by_trees)
+
+    def _bare(self, batch: TokenBatch, weights: WeightsName) -> TokenBatch:
+        """What is read to measure tokens: these, and for the policy their routes."""
+        is_replayed = self._replays and "routes" in batch and weights == "policy"
+        kept = {"routes": batch["routes"]} if is_replayed else {}
+        return replace(batch, token_fields=kept, sequence_fields={}, sequences_per_group=1, held={})
+
+
+def _work_with(weights: WeightsName) -> Work:
+    return "reference" if weights == "reference" else "measure"

@@ -59,14 +59,30 @@ class RayWorker:
         self._built.attach_engine(factory)
 
     def invoke(
-        self, role: Role, method: str, kwargs: dict[str, Any], logs: Carried | None, *args: Any, answers: bool = True
+        self,
+        role: Role,
+        method: str,
+        kwargs: dict[str, Any],
+        logs: Carried | None,
+        *args: Any,
+        answers: bool = True,
+        parts: int = 0,
+        keeps: bool = False,
     ) -> Any:
-        """One method of the worker. Arguments stand at the top level, where Ray resolves references to shared ones.
-        ``answers`` is False where another rank returns the same."""
+        """One method of the worker. Arguments stand at the top level, where Ray resolves references.
+
+        ``answers`` is False where another rank returns the same. With ``parts``, a function and as many arguments of it
+        stand in place of the first argument. With ``keeps``, the result comes beside word that it is there, and the
+        caller waits for that alone.
+        """
         with entered(logs):
+            if parts:
+                make, *values = args[: 1 + parts]
+                args = (make(*values), *args[1 + parts :])
             found = self._built.call(role, method, args, kwargs)
             found = found.result() if isinstance(found, Future) else found
-            return found if answers else None
+            found = found if answers else None
+            return (None, found) if keeps else found
 
     def publish(self, transport: str, version: int, form: Form, digested: Digested | None) -> WeightHandle | None:
         return self._built.publish(transport, version, form, digested)

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from nemorl.base.packages.interpreters import require_interpreter
 from nemorl.base.process.logs import carried
 from nemorl.config.cluster import ClusterConfig
-from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
+from nemorl.contracts.workers import Composed, P, R, References, S, ShardVerb, Verb
 from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_actor import WorkerFacts, start_worker
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
@@ -146,18 +146,52 @@ class RayWorkerGroup(HostGroup):
     def scatter_as(
         self, role: Role, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
-        method, members = verb.__name__, self._shards
+        results = self._gather(verb.__name__, self._scattered(role, verb.__name__, kwargs, shards, args))
+        return [results[numbers[0]] for numbers in self._shards]
+
+    def scatter_kept(
+        self, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
+    ) -> References:
+        calls = self._scattered("backend", verb.__name__, kwargs, shards, args, keeps=True)
+        results = {rank.number: result for rank, (_, result) in calls.items()}
+        try:
+            self._gather(verb.__name__, {rank: done for rank, (done, _) in calls.items()})
+        except NemorlError:  # Ray prints the errors that nobody asked for
+            for result in results.values():
+                with suppress(RayError):
+                    ray.get(result, timeout=0)
+            raise
+        return [results[numbers[0]] for numbers in self._shards]
+
+    def put(self, values: Sequence[Any]) -> References:
+        return [ray.put(value) for value in values]
+
+    def read(self, references: References) -> list[Any]:
+        try:
+            return list(ray.get(list(references), timeout=self._timeout_s))
+        except RayError as error:
+            raise WorkerLostError(
+                f"{self.settings.name}: results that lay with a rank cannot be read ({in_words(error)})",
+                fix="the run makes the step again, up to cluster.max_restarts times; see whether a node was lost",
+            ) from error
+
+    def _scattered(
+        self, role: Role, method: str, kwargs: Any, shards: Sequence[Any], args: Sequence[Any], *, keeps: bool = False
+    ) -> dict[_Rank, Any]:
+        """Ray's references to the answers of all ranks."""
+        members = self._shards
         assert len(shards) == len(members), f"{len(shards)} shards for {len(members)} data-parallel ranks"
         shared, calls = [ray.put(value) if _is_large(value) else value for value in args], dict[_Rank, Any]()
+        make, parts = ([ray.put(shards.make)], shards.parts) if isinstance(shards, Composed) else ([], ())
         with self._order:
             workers = self._ranks
-            for numbers, shard in zip(members, shards, strict=True):
+            for place, numbers in enumerate(members):
                 # Ranks that share a shard read one copy of it, and the first of them answers for all.
-                sent = [ray.put(shard) if len(numbers) > 1 and _is_large(shard) else shard, *shared]
+                own = [*make, *(part[place] for part in parts)] or [_shared(shards[place], len(numbers))]
                 for n in numbers:
-                    calls[workers[n]] = self._invoke(workers[n], role, method, kwargs, sent, answers=n == numbers[0])
-        results = self._gather(method, calls)
-        return [results[numbers[0]] for numbers in members]
+                    options = {"answers": n == numbers[0], "parts": len(parts), "keeps": keeps}
+                    calls[workers[n]] = self._invoke(workers[n], role, method, kwargs, [*own, *shared], **options)
+        return calls
 
     def submit(self, rank: int, verb: Verb[P, Future[R]], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
         worker, method = self._ranks[rank], verb.__name__
@@ -174,10 +208,11 @@ class RayWorkerGroup(HostGroup):
         return answer
 
     def _invoke(
-        self, rank: _Rank, role: Role, method: str, kwargs: dict[str, Any], args: Sequence[Any], answers: bool = True
+        self, rank: _Rank, role: Role, method: str, kwargs: dict[str, Any], args: Sequence[Any], **options: Any
     ) -> Any:
         logs = carried(worker=self.settings.name, rank=rank.number)
-        return rank.actor.invoke.remote(role, method, kwargs, logs, *args, answers=answers)
+        invoke = rank.actor.invoke.options(num_returns=2) if options.get("keeps") else rank.actor.invoke
+        return invoke.remote(role, method, kwargs, logs, *args, **options)
 
     @cached_property
     def _shards(self) -> list[list[int]]:
@@ -336,6 +371,8 @@ class RayWorkerGroup(HostGroup):
             cause = error.cause if isinstance(error.cause, Exception) else error
             if isinstance(cause, NemorlError):
                 raise cause from None
+            if isinstance(cause, ObjectLostError):  # an argument, which a node held that is gone
+                raise self._lost(what, rank, cause) from error
             missing = _MISSING_MODULE.search(str(cause))
             if missing and find_spec(missing[1]) is not None:
                 raise BackendError(
@@ -423,6 +460,11 @@ def _is_dead(rank: _Rank) -> bool:
     except ray.exceptions.RayError:
         return True
     return False
+
+
+def _shared(shard: Any, ranks: int) -> Any:
+    """The shard, or a reference to one copy of it where several ranks read it."""
+    return ray.put(shard) if ranks > 1 and _is_large(shard) else shard
 
 
 def _is_large(value: Any) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from nemorl.contracts.workers import P, R, S, ShardVerb, Verb, WorkerGroup
+from nemorl.contracts.workers import P, R, ReferringGroup, S, ShardVerb, Verb
 from nemorl.errors import BackendError
 from nemorl.weights import Digested, Form, WeightHandle, transport
 
@@ -102,7 +102,7 @@ class WorkerHost:
         self._senders = {}
 
 
-class HostGroup(WorkerGroup, Protocol):
+class HostGroup(ReferringGroup, Protocol):
     """A worker group whose workers may each have an engine attached."""
 
     def attach_engine(self, factory: AttachedFactory) -> None:

@@ -168,7 +168,7 @@ class RolloutTrainer(BaseTrainer[R]):
     def with_old_logprobs(self, batch: TokenBatch) -> TokenBatch:
         """The batch with ``old_logprobs``: the training backend's own view before any update of this step."""
         with self.run.timer.phase("policy_and_reference_logprobs"):
-            return batch.with_tokens(old_logprobs=self.run.policy.get_logprobs(batch))
+            return self.run.policy.with_logprobs(batch, "old_logprobs")
 
     def with_old_moments(self, batch: TokenBatch) -> TokenBatch:
         """The batch with ``old_logprobs``, and beside them ``old_entropies`` and ``old_collisions``, the chance that
@@ -180,7 +180,7 @@ class RolloutTrainer(BaseTrainer[R]):
     def with_reference_logprobs(self, batch: TokenBatch) -> TokenBatch:
         """The batch with ``reference_logprobs``: the frozen initial policy's."""
         with self.run.timer.phase("policy_and_reference_logprobs"):
-            return batch.with_tokens(reference_logprobs=self.run.policy.get_logprobs(batch, "reference"))
+            return self.run.policy.with_logprobs(batch, "reference_logprobs", "reference")
 
     def cut(
         self, samples: Samples, batch: TokenBatch, count: int, *, first_loss: Loss | None = None

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import numpy
 import torch
+from nemorl.contracts.workers import Composed, References, ReferringGroup
 from nemorl.errors import DataError, UsageError
 from nemorl.media import FIRST_ID, PLACE_BITS, Media, media_by_name
 from nemorl.types import Sample, Samples
@@ -26,7 +27,8 @@ from torch import Tensor
 from nemorl_tensors.devices import moved, on_device
 from nemorl_tensors.filtering import TokenFilter
 from nemorl_tensors.functional import segment_ids, segment_sum
-from nemorl_tensors.numbers import laid_out
+from nemorl_tensors.numbers import laid_out, spread
+from nemorl_tensors.placing import HeldTokens, Placed, placed
 from nemorl_tensors.sharding import Shards, cutter, in_order
 from nemorl_tensors.travelling import packed, unpacked
 
@@ -85,6 +87,10 @@ class TokenBatch:
     microbatches, shards), they stay together and in order."""
     media: Mapping[int, Media] = field(default_factory=dict)
     """The images and sounds in ``token_ids``, each once, by name"""
+    held: Mapping[str, HeldTokens] = field(default_factory=dict, compare=False)
+    """Token fields that lie with ranks until somebody reads them"""
+    places: list[Placed] = field(default_factory=list, repr=False, compare=False)
+    """Where ranks find it; shared with batches that have other fields of the same sequences"""
 
     @classmethod
     def from_sequences(
@@ -116,7 +122,7 @@ class TokenBatch:
         mask = torch.from_numpy(laid_out(masks, numpy.bool_))
         mask[(torch.cumsum(lengths, 0) - lengths)[lengths > 0]] = False
         shown = _shown(flat_ids, media_by_name(media))
-        if bool((mask & (flat_ids >= FIRST_ID)).any()):
+        if shown and bool((mask & (flat_ids >= FIRST_ID)).any()):
             raise DataError(
                 "a token of an image or a sound is to be trained on", fix="mask what the policy did not say"
             )
@@ -170,14 +176,14 @@ class TokenBatch:
         if advantages is None:
             return batch
         per_sequence = torch.tensor(list(advantages), dtype=torch.float32)[batch.episodes]
-        # numpy repeats values; torch would make an index of [N] int64 first, twice the size of what it gathers.
-        spread = numpy.repeat(per_sequence.numpy(), batch.lengths.numpy())
-        return batch.with_tokens(advantages=torch.from_numpy(spread))
+        return batch.with_tokens(advantages=torch.from_numpy(spread(per_sequence.numpy(), batch.lengths.tolist())))
 
     def __getitem__(self, name: str) -> Tensor:
         for fields in (self.token_fields, self.sequence_fields):
             if name in fields:
                 return fields[name]
+        if name in self.held:
+            return self.held[name].values
         known = ", ".join([*self.token_fields, *self.sequence_fields]) or "none"
         raise UsageError(
             f"this batch has no field {name!r} (fields: {known})",
@@ -185,7 +191,7 @@ class TokenBatch:
         )
 
     def __contains__(self, name: str) -> bool:
-        return name in self.token_fields or name in self.sequence_fields
+        return name in self.token_fields or name in self.sequence_fields or name in self.held
 
     def __len__(self) -> int:
         return self.lengths.numel()
@@ -210,7 +216,28 @@ class TokenBatch:
         for name, values in fields.items():
             if values.shape[:1] != self.token_ids.shape:
                 raise UsageError(f"token field {name!r} has shape {tuple(values.shape)}, expected ({self.num_tokens},)")
-        return replace(self, token_fields={**self.token_fields, **fields})
+        held = {name: one for name, one in self.held.items() if name not in fields}
+        return replace(self, token_fields={**self.token_fields, **fields}, held=held)
+
+    def with_held(
+        self,
+        name: str,
+        shards: Sequence[Sequence[int]],
+        references: References,
+        read: Callable[[References], Sequence[Tensor]],
+    ) -> TokenBatch:
+        """This batch with an [N, …] field that lies with ranks (:class:`HeldTokens`)."""
+        kept = {known: values for known, values in self.token_fields.items() if known != name}
+        one = HeldTokens(self.lengths, shards, references, read)
+        return replace(self, token_fields=kept, held={**self.held, name: one})
+
+    def at_hand(self) -> TokenBatch:
+        """This batch, its fields read that lie with ranks."""
+        return self.with_tokens(**{name: one.values for name, one in self.held.items()}) if self.held else self
+
+    def placed(self, group: ReferringGroup, shards: Sequence[Sequence[int]], seen: TokenBatch) -> Composed[TokenBatch]:
+        """For each rank its part of ``seen``, which is less of this batch (:func:`nemorl_tensors.placing.placed`)."""
+        return placed(self, group, shards, seen)
 
     def with_sequences(self, **fields: Tensor) -> TokenBatch:
         """This batch with more [B] fields."""
@@ -223,10 +250,11 @@ class TokenBatch:
         """The given sequences, in the given order, with their loss weights unchanged."""
         picked = torch.as_tensor(list(sequences), dtype=torch.int64, device=self.lengths.device)
         lengths = self.lengths[picked]
-        return self.cut_by(picked, cutter(torch.cumsum(self.lengths, 0)[picked] - lengths, lengths))
+        found = self.cut_by(picked, cutter(torch.cumsum(self.lengths, 0)[picked] - lengths, lengths))
+        return found.with_tokens(**{name: one.of(sequences) for name, one in self.held.items()})
 
     def cut_by(self, picked: Tensor, cut: Callable[[Tensor], Tensor]) -> TokenBatch:
-        """The sequences ``picked`` [B'], whose values ``cut`` takes out of an [N, …] field."""
+        """The sequences ``picked`` [B'], whose values ``cut`` takes out of an [N, …] field at hand."""
         token_ids = cut(self.token_ids)
         return replace(
             self,
@@ -237,6 +265,8 @@ class TokenBatch:
             token_fields={name: cut(values) for name, values in self.token_fields.items()},
             sequence_fields={name: values[picked] for name, values in self.sequence_fields.items()},
             media=_shown(token_ids, self.media) if self.media else self.media,
+            held={},
+            places=[],
         )
 
     def minibatches(self, count: int) -> list[TokenBatch]:
@@ -248,8 +278,8 @@ class TokenBatch:
             raise UsageError(f"cannot split {units} {what} into {count} minibatches")
         if count == 1:
             return [self]
-        bounds = [starts[units * i // count] for i in range(count + 1)]
-        return [self.select(range(low, high)).with_new_weights() for low, high in itertools.pairwise(bounds)]
+        bounds, whole = [starts[units * i // count] for i in range(count + 1)], self.at_hand()
+        return [whole.select(range(low, high)).with_new_weights() for low, high in itertools.pairwise(bounds)]
 
     def with_new_weights(self) -> TokenBatch:
         """This batch with loss weights of its own, whatever it was cut from."""
@@ -296,14 +326,17 @@ class TokenBatch:
         return in_order(self.lengths, shards, columns)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _unpacked, (type(self), [packed(getattr(self, item.name), protocol) for item in dataclass_fields(self)])
+        here = replace(self.at_hand(), places=[])
+        return _unpacked, (type(self), [packed(getattr(here, item.name), protocol) for item in dataclass_fields(here)])
 
     def to(self, device: torch.device | str) -> TokenBatch:
         """This batch on another device."""
+        here = self.at_hand()
         return replace(
-            on_device(self, device),
-            token_fields={name: moved(values, device) for name, values in self.token_fields.items()},
-            sequence_fields={name: moved(values, device) for name, values in self.sequence_fields.items()},
+            on_device(here, device),
+            token_fields={name: moved(values, device) for name, values in here.token_fields.items()},
+            sequence_fields={name: moved(values, device) for name, values in here.sequence_fields.items()},
+            places=[],
         )
 
 
@@ -326,6 +359,8 @@ def _shown(token_ids: Tensor, known: Mapping[int, Media]) -> dict[int, Media]:
     Raises:
         DataError: One that is shown is not among them.
     """
+    if not token_ids.numel() or int(token_ids.max()) < FIRST_ID:  # of text alone, at no temporary of its size
+        return {}
     names = torch.unique(token_ids[token_ids >= FIRST_ID] >> PLACE_BITS).tolist()
     missing = sum(name not in known for name in names)
     if missing:
@@ -362,7 +397,7 @@ def loss_weights(
     """
     ones = mask.float()
     if loss_aggregation == "token":
-        return ones / ones.sum().clamp(min=1)
+        return ones.div_(ones.sum().clamp(min=1))
     trained = segment_sum(ones, mask, lengths)
     if episodes is not None:
         _, numbers = torch.unique(episodes, return_inverse=True)

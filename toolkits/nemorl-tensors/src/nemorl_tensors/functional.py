@@ -7,6 +7,7 @@ A masked-out slot may hold anything, NaN included: values are selected with ``to
 
 from __future__ import annotations
 
+import numpy
 import torch
 from nemorl.metrics import Max, Mean, Min
 from torch import Tensor
@@ -40,6 +41,21 @@ def segment_sum(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     kept = torch.where(mask, values, torch.zeros_like(values))
     # `unsafe` leaves out its own look at the lengths, which costs as much as the sum and fails without tokens.
     return torch.segment_reduce(kept, "sum", lengths=lengths, initial=0.0, unsafe=True)
+
+
+def segment_any(flags: Tensor, lengths: Tensor) -> Tensor:
+    """[B] bool: any of the ``flags`` [N] bool of each sequence is True.
+
+    Example:
+        >>> segment_any(torch.tensor([False, True, False]), torch.tensor([2, 1])).tolist()
+        [True, False]
+    """
+    found = torch.zeros(lengths.shape, dtype=torch.bool)
+    filled = lengths.cpu() > 0
+    starts = (torch.cumsum(lengths, 0) - lengths).cpu()[filled]
+    if starts.numel():
+        found[filled] = torch.from_numpy(numpy.logical_or.reduceat(flags.cpu().numpy(), starts.numpy()))
+    return found.to(flags.device)
 
 
 def segment_mean(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:

@@ -135,6 +135,20 @@ def joined(parts: Sequence[Numbers[T]]) -> Numbers[T]:
     return parts[0] if len(parts) == 1 else Numbers(numpy.concatenate([part.array for part in parts]))
 
 
+def spread(values: Array, sizes: Sequence[int]) -> Array:
+    """[N] each value as often as its size says. ``numpy.repeat`` takes a step for each of N, this one for each value.
+
+    Example:
+        >>> spread(numpy.array([0.5, 2.0]), [1, 2]).tolist()
+        [0.5, 2.0, 2.0]
+    """
+    found, start = numpy.empty(sum(sizes), values.dtype), 0
+    for value, size in zip(values, sizes, strict=True):
+        found[start : start + size] = value
+        start += size
+    return found
+
+
 def laid_out(rows: Sequence[Sequence[Any]], dtype: type[Any]) -> Array:
     """[N] the values of all rows end to end, whatever they are made of.
 

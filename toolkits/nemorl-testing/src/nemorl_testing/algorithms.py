@@ -96,7 +96,7 @@ class _Spiller(Callback):
         import torch
 
         spoilt = {}
-        for name, values in batch.token_fields.items():
+        for name, values in batch.at_hand().token_fields.items():
             if values.is_floating_point():
                 mask = batch.mask.reshape(-1, *[1] * (values.ndim - 1))
                 spoilt[name] = torch.where(mask, values, torch.nan)

@@ -60,9 +60,13 @@ def group_advantages(
         values = [rewards[index] for index in members]
         if len(members) == 1:
             continue
+        known: dict[float, float] = {}  # equal rewards have equal peers, whose exact sums know no order
         for position, index in enumerate(members):
-            peers = values[:position] + values[position + 1 :] if leave_one_out else values
-            advantages[index] = _advantage(rewards[index], peers, normalize_std, epsilon)
+            reward = rewards[index]
+            if reward not in known:
+                peers = values[:position] + values[position + 1 :] if leave_one_out else values
+                known[reward] = _advantage(reward, peers, normalize_std, epsilon)
+            advantages[index] = known[reward]
     return advantages
 
 

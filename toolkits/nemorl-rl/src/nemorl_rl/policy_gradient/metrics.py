@@ -65,9 +65,9 @@ def advantage_metrics(batch: TokenBatch) -> dict[str, Metric]:
         >>> advantage_metrics(batch.with_tokens(advantages=torch.tensor([0.0, 0.5, 0.0, 0.0])))
         {'without_gradient_frac': Mean(total=1.0, count=2)}
     """
-    from nemorl_tensors import segment_sum
+    from nemorl_tensors.functional import segment_any
 
-    teaches = segment_sum((batch["advantages"] != 0).float(), batch.mask, batch.lengths) > 0
+    teaches = segment_any((batch["advantages"] != 0).logical_and_(batch.mask), batch.lengths)
     return {"without_gradient_frac": Mean.of((~teaches).float().tolist())}
 
 

@@ -197,7 +197,10 @@ class RolloutEngine:
                     one.done = observed is None
                     group = groups[one.prompt.index]
                     if all(trajectory.done for trajectory in group):
-                        yield [trajectory.sample() for trajectory in group]
+                        samples = [trajectory.sample() for trajectory in group]
+                        for trajectory in group:  # what engines sent is let go: samples have copies
+                            trajectory.calls.clear()
+                        yield samples
 
     def _driving(self, plan: RolloutPlan) -> Environment | None:
         """The environment that drives episodes at their own pace; ``None``: they go turn by turn, together."""
