@@ -10,13 +10,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from nemorl.base.files.jsonl import read_jsonl
 from nemorl.config import ClusterConfig
 from nemorl.errors import CollectiveError, DeviceLostError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_workers import BLAME_S, GroupSettings, RayWorkerGroup
 from nemorl.resources.worker import WorkerContext
+from nemorl_cli.console import Console
+from nemorl_preference.dpo import DPOConfig
+from nemorl_rl.callbacks import Callback
 from recorded_messages import Raises
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
@@ -106,3 +111,44 @@ def test_a_rank_that_is_killed_in_a_collective_is_named_and_not_who_waited_for_i
 def test_a_device_that_fails_is_a_lost_worker_and_no_error_of_the_code(tmp_path: Path, raises: Raises) -> None:
     with group(HANG_S, PATIENT_S, tmp_path) as trainers, raises(DeviceLostError, "trainers", "rank 1", "ECC"):
         trainers.call(Collective.fail_on_its_device, 1)
+
+
+class Strike(Callback):
+    """A signal to the second rank of the trainer, as step 3 begins."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number: signal.Signals | None = number
+
+    def on_step_begin(self, trainer: Any, step: int) -> None:
+        if step == 3 and self.number is not None:
+            os.kill(trainer.run.policy.workers.facts[1].pid, self.number)
+            self.number = None
+
+
+def trained(model: Path, run_dir: Path, *callbacks: Callback) -> list[dict[str, float]]:
+    """Records of a run of two ranks that learns from pairs."""
+    rows = [
+        {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a * b + 7)} for a in range(4) for b in range(4)
+    ]
+    config = DPOConfig(
+        model=str(model),
+        policy={"init": "random", "optimizer": {"lr": 1e-3}},
+        batch_size=4,
+        max_steps=4,
+        checkpoint={"every": 1},
+        validation={"every": 0, "at_end": False},
+        cluster={"launcher": "ray", "workers_per_node": 2, "cpus_per_worker": 0.5, "hang_timeout_s": HANG_S},
+        run_dir=run_dir,
+    )
+    result = config.build().fit(dataset=rows, callbacks=callbacks, console=Console(quiet=True))
+    return [{name: record[name] for name in ("step", "train/loss", "train/grad_norm")} for record in result.history]
+
+
+def test_a_run_of_which_one_rank_stops_goes_on_as_if_nothing_had_been(tiny_model: Path, tmp_path: Path) -> None:
+    undisturbed = trained(tiny_model, tmp_path / "quiet")
+    assert trained(tiny_model, tmp_path / "struck", Strike(signal.SIGSTOP)) == undisturbed
+    weights = [tmp_path / name / "model/model.safetensors" for name in ("quiet", "struck")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    events = [event for event in read_jsonl(tmp_path / "struck" / "events.jsonl") if event["event"] == "recovered"]
+    assert [event["step"] for event in events] == [2]
+    assert "rank 1 (process" in events[0]["error"].splitlines()[0]

@@ -29,8 +29,8 @@ COLLECTIVE = {
     "NumelIn=544997376, NumelOut=68124672, Timeout(ms)=600000) ran for 600061 milliseconds": "_REDUCE_SCATTER_BASE",
     # NVIDIA/nccl#2076
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a "
-    "network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a remote process "
-    "exiting prematurely.\nLast error:\nsocketProgressOpt: Call to recv from 172.31.0.1<33759> failed": "",
+    "network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error or a remote "
+    "process exiting prematurely.\nLast error:\nsocketProgressOpt: Call to recv from 172.31.0.1<33759> failed": "",
     # pytorch/pytorch#149984
     "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.25.1\nncclSystemError: "
     "System call (e.g. socket, malloc) or external library call failed or device error. \nLast error:\n": "",

@@ -53,8 +53,8 @@ TEXTS: dict[Kind, tuple[str, ...]] = {
 _FOUND = {kind: re.compile("|".join(texts)) for kind, texts in TEXTS.items()}
 _OPERATION = re.compile(r"OpType=(\w+)")
 _FRAME = re.compile(r'File "[^"\n]*torch[/\\]distributed[/\\][^"\n]*", line \d+, in (\w+)')
-_PASSING_ON = frozenset({"wrapper", "inner", "unwrap", "trigger_wait", "wait", "__torch_dispatch__"})
-"""Functions of torch.distributed that are in every traceback, and name no operation."""
+_PASSING_ON = frozenset({"wrapper", "inner", "unwrap", "trigger_wait", "wait"})
+"""Public functions of torch.distributed that are in every traceback, and name no operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +91,5 @@ def failure_in(text: str, traceback: str = "") -> Failure | None:
 
 
 def _last_operation(traceback: str) -> str:
-    names = [name for name in _FRAME.findall(traceback) if name not in _PASSING_ON]
+    names = [name for name in _FRAME.findall(traceback) if name not in _PASSING_ON and name[0] != "_"]
     return names[-1] if names else ""
