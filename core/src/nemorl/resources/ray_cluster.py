@@ -7,7 +7,7 @@ never satisfy is refused at once with what there is; one that waits for other jo
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,11 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import DeadlineError, ResourceError
 from nemorl.resources.neighbours import neighbours_first
 from nemorl.resources.ray_session import RaySession
+
+MOMENT_S = 1.0
+"""Time in which Ray reserves places that are free."""
+SHORTEST_WAIT_S = 0.1
+"""Below it, Ray may not have answered at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,10 @@ class RayVirtualCluster:
         self.config = config or ClusterConfig(launcher="ray")
         self._session = RaySession(self.config)
         self._groups: list[Any] = []
+        self._fresh: dict[int, Any] = {}
+        """Places asked for in place of those on nodes that drain, by node."""
+        self._left: list[Any] = []
+        """Those that were left for them, until the workers there have ended."""
         self.bundle = {"CPU": self.config.cpus_per_worker * devices_per_worker}
         """Resources of one place."""
         if self.config.uses_gpus:
@@ -82,9 +91,13 @@ class RayVirtualCluster:
         except BaseException:
             self.shutdown()
             raise
-        self.places = [
+        self._counts = tuple(workers_per_node)
+        self.places = self._all_places()
+
+    def _all_places(self) -> list[Place]:
+        return [
             Place(node, group, index)
-            for node, (group, count) in enumerate(zip(self._groups, workers_per_node, strict=True))
+            for node, (group, count) in enumerate(zip(self._groups, self._counts, strict=True))
             for index in range(count)
         ]
 
@@ -106,11 +119,45 @@ class RayVirtualCluster:
         asked = [ask.options(scheduling_strategy=place.strategy, **amounts).remote() for place in places]
         return tuple(gpu for found in ray.get(asked, timeout=self.config.placement_timeout_s) for gpu in found)
 
+    def ask_elsewhere(self, leaving: Collection[str]) -> bool:
+        """Ask for places beside those on nodes that are about to go; Ray puts none on such a node.
+
+        Args:
+            leaving: Ids of the nodes.
+
+        Returns:
+            Whether some place is on one of them, or workers are still on places that were left.
+        """
+        on_it = [node for node, group in enumerate(self._groups) if _home(group) in leaving]
+        for node in on_it:
+            if node not in self._fresh:
+                self._fresh[node] = placement_group([self.bundle] * self._counts[node], strategy="STRICT_PACK")
+        return bool(on_it or self._left)
+
+    @property
+    def is_room_elsewhere(self) -> bool:
+        """The places that were asked for are reserved, now or in a moment."""
+        deadline_s = time.monotonic() + MOMENT_S
+        return all(group.wait(max(SHORTEST_WAIT_S, deadline_s - time.monotonic())) for group in self._fresh.values())
+
+    def take_fresh_places(self) -> None:
+        """Have the places that were asked for: ``is_room_elsewhere``. ``leave_old_places`` gives back the others."""
+        if self._fresh:
+            self._left += [self._groups[node] for node in self._fresh]
+            for node, group in self._fresh.items():
+                self._groups[node] = group
+            self._fresh = {}
+            self.places = self._all_places()
+
+    def leave_old_places(self) -> None:
+        """Give back the places on nodes that are about to go, and what was asked for in vain. Workers there end."""
+        _remove([*self._left, *self._fresh.values()])
+        self._left, self._fresh = [], {}
+
     def shutdown(self) -> None:
         """Give the places back, and end the private cluster if this one began it."""
-        for group in self._groups if ray.is_initialized() else ():
-            with suppress(RayError):  # the cluster itself is lost
-                remove_placement_group(group)
+        self.leave_old_places()
+        _remove(self._groups)
         self._groups = []
         self._session.close()
 
@@ -153,6 +200,18 @@ class RayVirtualCluster:
             order = [self._groups[same[place]] for place in neighbours_first([homes[node] for node in same])]
             for node, group in zip(same, order, strict=True):
                 self._groups[node] = group
+
+
+def _remove(groups: Sequence[Any]) -> None:
+    for group in groups if ray.is_initialized() else ():
+        with suppress(RayError):  # the cluster itself is lost
+            remove_placement_group(group)
+
+
+def _home(group: Any) -> str:
+    """The id of the node that holds all places of a group."""
+    found: str = placement_group_table(group)["bundles_to_node_id"][0]
+    return found
 
 
 def _own_gpus() -> list[str]:

@@ -96,6 +96,7 @@ class _Rank:
     number: int
     actor: Any
     facts: WorkerFacts
+    places: Sequence[Place] = ()
     is_lost: bool = False
     log_from: int = 0
     """Bytes of its log that those before it wrote."""
@@ -235,6 +236,18 @@ class RayWorkerGroup(HostGroup):
             rank.is_lost = True
         self._start([rank.number for rank in lost])
 
+    @property
+    def is_displaced(self) -> bool:
+        """Some worker is not where its rank has its places now."""
+        return any(rank.places != self._places_of(rank.number) for rank in self._ranks)
+
+    def retire(self) -> None:
+        """End the workers that are not where their ranks have their places now. ``restart`` replaces them."""
+        for rank in self._ranks:
+            if rank.places != self._places_of(rank.number):
+                rank.is_lost = True
+                ray.kill(rank.actor)
+
     def shutdown(self) -> None:
         """Ask every worker to shut down, then end the processes. Never raises, never hangs."""
         with suppress(RayError):  # the cluster itself is lost
@@ -255,10 +268,10 @@ class RayWorkerGroup(HostGroup):
     def _start(self, numbers: Sequence[int]) -> None:
         """Start processes for these ranks and build the workers in them, all at the same time; then let calls in."""
         unknown = WorkerFacts("a node yet to be chosen", "", 0)
-        width = self.settings.places_per_worker
         sizes = {n: self._log_size(n) for n in numbers}
         started = [
-            _Rank(n, self._actor(n, self._cluster.places[n * width]), unknown, log_from=sizes[n]) for n in numbers
+            _Rank(n, self._actor(n, self._places_of(n)[0]), unknown, self._places_of(n), log_from=sizes[n])
+            for n in numbers
         ]
         others = [rank for rank in self._ranks if rank.number not in numbers]
         ranks = sorted([*others, *started], key=attrgetter("number"))
@@ -276,6 +289,10 @@ class RayWorkerGroup(HostGroup):
                 ray.kill(rank.actor)
             raise
         self._ranks = ranks
+
+    def _places_of(self, number: int) -> list[Place]:
+        width = self.settings.places_per_worker
+        return self._cluster.places[number * width : (number + 1) * width]
 
     def _actor(self, number: int, place: Place) -> Any:
         return self._starter(self._log(number), place)()
@@ -317,9 +334,8 @@ class RayWorkerGroup(HostGroup):
 
     def _wide_context(self, rank: _Rank) -> WorkerContext:
         """Of a worker that spreads over several places, perhaps of several nodes."""
-        width, share = self.settings.places_per_worker, self.settings.share
-        mine = self._cluster.places[rank.number * width : (rank.number + 1) * width]
-        own, *further = [list(places) for _, places in groupby(mine, attrgetter("node"))]
+        share = self.settings.share
+        own, *further = [list(places) for _, places in groupby(self._places_of(rank.number), attrgetter("node"))]
         gpus = (*rank.facts.gpus, *self._cluster.gpus_of(own[1:], share))
         log = self._log(rank.number)
         logs = [log and log.with_stem(f"{log.stem}-node-{n}") for n in range(1, 1 + len(further))]
