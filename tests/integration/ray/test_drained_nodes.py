@@ -135,7 +135,9 @@ def test_workers_leave_a_node_that_drains_between_two_steps_and_nothing_changes(
     told = events(tmp_path / "moved", "draining", "moved")
     assert [event["event"] for event in told] == ["draining", "moved"]
     assert told[1]["training"] is moves_training
-    assert all(event["step"] == 2 and drained.node[:8] in event["nodes"][0] for event in told)
+    assert all(drained.node[:8] in event["nodes"][0] for event in told)
+    assert told[0]["step"] == 2
+    assert told[1]["step"] in (2, 3)  # when Ray has reserved the other places
     assert not events(tmp_path / "moved", "recovered")
 
 
@@ -150,6 +152,9 @@ def test_without_room_elsewhere_the_step_is_saved_and_the_run_moves_when_a_node_
                 assert [event["step"] for event in events(tmp_path / "run", "checkpoint")] == [2]
                 cluster.add_node(num_cpus=1)
                 cluster.wait_for_nodes()
+                end_s = time.monotonic() + 60
+                while not trainer.run.resources.launcher.is_room_elsewhere and time.monotonic() < end_s:
+                    time.sleep(0.2)
 
     cluster.remove_node(list(cluster.worker_nodes)[-1])
     shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 0}

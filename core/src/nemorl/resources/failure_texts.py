@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from nemorl.errors import CollectiveError, DeviceLostError, WorkerLostError
+
 Kind = Literal["collective", "device"]
 
 _GLOO = r"gloo/(?:transport|rendezvous)/\S+\] .*?"
@@ -66,6 +68,26 @@ class Failure:
     """The collective as torch calls it (``ALLREDUCE``, ``all_reduce``); empty where nothing names it"""
     text: str
     """The line that tells it"""
+
+    def error(self, who: str, what: str, log: str = "") -> WorkerLostError:
+        """The loss of the worker that failed.
+
+        Args:
+            who: The worker.
+            what: It was asked to do.
+            log: Where its log is, to end a sentence with.
+        """
+        if self.kind == "device":
+            return DeviceLostError(
+                f"the device of {who} failed in {what}: {self.text}",
+                fix="have the node's GPUs checked (`nvidia-smi -q`, the kernel's log), and leave it out of the cluster "
+                f"if it happens again{log}",
+            )
+        return CollectiveError(
+            f"{self.operation or 'a collective operation'} failed on {who} in {what}: {self.text}",
+            fix="look at the other ranks' logs: one is gone, hangs, or cannot reach the others; the run replaces lost "
+            f"workers up to cluster.max_restarts times{log}",
+        )
 
 
 def failure_in(text: str, traceback: str = "") -> Failure | None:

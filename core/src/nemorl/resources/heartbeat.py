@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from types import FrameType
 
+from nemorl.errors import WorkerHungError
+
 IDLE_FRAC = 0.05
 """Share of one core below which a process does nothing: its helper threads wake now and then."""
 LOOKS = 6
@@ -102,6 +104,24 @@ class Hang:
     """Ranks that the others wait for"""
     reports: dict[int, str]
     """Where each rank is, in words"""
+    limit_s: float
+    """The time that it was given"""
+
+    def error(self, what: str, names: Mapping[int, str], log: str = "") -> WorkerHungError:
+        """The loss of the group.
+
+        Args:
+            what: It was asked to do.
+            names: Of its ranks.
+            log: Where the log of a missing rank is, to end a sentence with.
+        """
+        who = ", ".join(names[rank] for rank in self.missing)
+        places = "".join(f"\n    rank {rank} {report}" for rank, report in self.reports.items())
+        return WorkerHungError(
+            f"{what} stands still for {self.limit_s:.0f} s, held up by {who}:{places}",
+            fix="look at where each rank is; raise cluster.hang_timeout_s if that takes longer, without a sign of life"
+            f"{log}",
+        )
 
 
 @dataclass
@@ -136,7 +156,8 @@ class HangWatch:
         if not pending or not still or not (silent or waiting):
             return None
         missing = sorted(silent) or sorted(others) or self._behind(waiting) or sorted(waiting)
-        return Hang(missing, {rank: self._report(rank, now_s, rank in silent) for rank in sorted(pending)})
+        reports = {rank: self._report(rank, now_s, rank in silent) for rank in sorted(pending)}
+        return Hang(missing, reports, self.timeout_s)
 
     def _of(self, rank: int) -> _Seen:
         return self._seen.setdefault(rank, _Seen(self.began_s, self.began_s, self.began_s))

@@ -30,8 +30,6 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
 from nemorl.errors import (
     BackendError,
-    CollectiveError,
-    DeviceLostError,
     ForeignError,
     NemorlError,
     ResourceError,
@@ -437,17 +435,7 @@ class RayWorkerGroup(HostGroup):
     def _failed(self, what: str, rank: _Rank, failure: Failure) -> WorkerLostError:
         """``rank`` is lost for a failure that is not its code's."""
         rank.is_lost = True
-        if failure.kind == "device":
-            return DeviceLostError(
-                f"the device of {self._who(rank)} failed in {what}: {failure.text}",
-                fix="have the node's GPUs checked (`nvidia-smi -q`, the kernel's log), and leave it out of the cluster "
-                f"if it happens again{self._where_log(rank)}",
-            )
-        return CollectiveError(
-            f"{failure.operation or 'a collective operation'} failed on {self._who(rank)} in {what}: {failure.text}",
-            fix="look at the other ranks' logs: one is gone, hangs, or cannot reach the others; the run replaces lost "
-            f"workers up to cluster.max_restarts times{self._where_log(rank)}",
-        )
+        return failure.error(self._who(rank), what, self._where_log(rank))
 
     def _hung(self, what: str, ranks: Sequence[_Rank]) -> WorkerHungError:
         for rank in ranks:
@@ -462,14 +450,9 @@ class RayWorkerGroup(HostGroup):
     def _stuck(self, what: str, ranks: Sequence[_Rank], hang: Hang) -> WorkerHungError:
         for rank in ranks:
             rank.is_lost = True
-        named = {rank.number: rank for rank in ranks}
-        who = ", ".join(self._who(named[number]) for number in hang.missing)
-        places = "".join(f"\n    rank {number} {report}" for number, report in hang.reports.items())
-        return WorkerHungError(
-            f"{what} stands still for {self._hang_timeout_s:.0f} s, held up by {who}:{places}",
-            fix="look at where each rank is; raise cluster.hang_timeout_s if that takes longer, without a sign of life"
-            f"{self._where_log(named[hang.missing[0]])}",
-        )
+        names = {rank.number: self._who(rank) for rank in ranks}
+        logs = {rank.number: self._where_log(rank) for rank in ranks}
+        return hang.error(what, names, logs[hang.missing[0]])
 
     def _log(self, number: int) -> Path | None:
         folder = self.settings.log_folder
