@@ -43,7 +43,7 @@ def cluster(python_of_workers: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     nodes.shutdown()
 
 
-def train(model: Path, run_dir: Path, *callbacks: object, **cluster: Any) -> TrainResult:
+def train(model: Path, run_dir: Path, *callbacks: object, rollouts: Any = None, **cluster: Any) -> TrainResult:
     config = GRPOConfig(
         model=str(model),
         policy={"init": "random", "optimizer": {"lr": 1e-3}, "max_sequence_tokens": 64},
@@ -53,6 +53,7 @@ def train(model: Path, run_dir: Path, *callbacks: object, **cluster: Any) -> Tra
         validation={"every": 0, "at_end": False},
         checkpoint={"every": 0},
         max_steps=4,
+        rollouts=rollouts or {},
         cluster=cluster,
         run_dir=run_dir,
     )
@@ -119,8 +120,13 @@ ONE = {"num_nodes": 1, "workers_per_node": 1}
 
 @pytest.mark.parametrize(
     ("role", "layout", "moves_training"),
-    [("trainer", APART, True), ("generator", APART, False), ("trainer", ONE, True)],
-    ids=["trainer", "generator", "both"],
+    [
+        ("trainer", APART, True),
+        pytest.param("generator", APART, False, marks=pytest.mark.full),
+        pytest.param("trainer", ONE, True, marks=pytest.mark.full),
+        pytest.param("trainer", {**ONE, "take_turns": True}, True, marks=pytest.mark.full),
+    ],
+    ids=["trainer", "generator", "both", "both, which take turns"],
 )
 def test_workers_leave_a_node_that_drains_between_two_steps_and_nothing_changes(
     role: str, layout: dict[str, Any], moves_training: bool, cluster: Any, tiny_model: Path, tmp_path: Path
@@ -141,6 +147,21 @@ def test_workers_leave_a_node_that_drains_between_two_steps_and_nothing_changes(
     assert not events(tmp_path / "moved", "recovered")
 
 
+@pytest.mark.full
+def test_an_asynchronous_run_goes_on_while_its_engine_moves(cluster: Any, tiny_model: Path, tmp_path: Path) -> None:
+    shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 0}
+    drained = DrainAt("generator", 2)
+    moved = train(tiny_model, tmp_path / "run", drained, rollouts={"mode": "async"}, **shared, **APART)
+    steps = [record["step"] for record in moved.history if "train/loss" in record]
+    assert steps == [1, 2, 3, 4]
+    assert [event["event"] for event in events(tmp_path / "run", "draining", "moved", "recovered")] == [
+        "draining",
+        "moved",
+    ]
+    assert drained.node not in drained.nodes_at_end.values()
+
+
+@pytest.mark.full
 def test_without_room_elsewhere_the_step_is_saved_and_the_run_moves_when_a_node_joins(
     cluster: Any, tiny_model: Path, tmp_path: Path
 ) -> None:

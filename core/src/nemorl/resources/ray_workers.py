@@ -381,7 +381,8 @@ class RayWorkerGroup(HostGroup):
                     f"{self._who(rank)}, {what}: {in_words(error)}", fix=FIXES[fate_of(error)]
                 ) from error
             cause = error.cause if isinstance(error.cause, Exception) else error
-            failure = failure_in(str(cause), str(error))
+            is_told = isinstance(cause, WorkerLostError)  # whose loss it is
+            failure = None if is_told else failure_in(str(cause), str(error))
             if failure is not None:  # perhaps of a peer that has died: then that is what to tell
                 self._raise_if_lost(what, others)
                 raise self._failed(what, rank, failure) from error

@@ -160,6 +160,8 @@ class RolloutResources(TenantResources):
                 return
             with policy.replacing():
                 self.launcher.retire(group)
+                if self._tenancy is not None:
+                    self._tenancy.dismiss(ENGINE)
                 yield
                 begin_anew()
 
