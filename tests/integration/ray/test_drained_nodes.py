@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -145,6 +147,27 @@ def test_workers_leave_a_node_that_drains_between_two_steps_and_nothing_changes(
     assert told[0]["step"] == 2
     assert told[1]["step"] in (2, 3)  # when Ray has reserved the other places
     assert not events(tmp_path / "moved", "recovered")
+
+
+@pytest.mark.full
+def test_a_worker_that_dies_on_a_node_that_drains_begins_anew_elsewhere(
+    cluster: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dies(DrainAt):
+        """It is killed as soon as its node drains, where Ray would start no other."""
+
+        def on_step_begin(self, trainer: Any, step: int) -> None:
+            if step == self.step and not self.node:
+                super().on_step_begin(trainer, step)
+                os.kill(trainer.run.policy.workers.facts[0].pid, signal.SIGKILL)
+
+    monkeypatch.setattr("nemorl.resources.ray_drain.LOOK_S", 3600.0)
+    shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 1}
+    alone = train(tiny_model, tmp_path / "alone", gpus_per_node=0)
+    drained = Dies("trainer", 2)
+    assert outcome(train(tiny_model, tmp_path / "run", drained, **shared, **APART)) == outcome(alone)
+    assert drained.node not in drained.nodes_at_end.values()
+    assert len(events(tmp_path / "run", "recovered")) == 1
 
 
 @pytest.mark.full

@@ -119,20 +119,22 @@ class RayVirtualCluster:
         asked = [ask.options(scheduling_strategy=place.strategy, **amounts).remote() for place in places]
         return tuple(gpu for found in ray.get(asked, timeout=self.config.placement_timeout_s) for gpu in found)
 
-    def ask_elsewhere(self, leaving: Collection[str]) -> bool:
+    def ask_elsewhere(self, leaving: Collection[str]) -> set[str]:
         """Ask for places beside those on nodes that are about to go; Ray puts none on such a node.
 
         Args:
-            leaving: Ids of the nodes.
+            leaving: Ids of all such nodes.
 
         Returns:
-            Whether some place is on one of them, or workers are still on places that were left.
+            Those of them that have places of this cluster, or had them and still have workers.
         """
-        on_it = [node for node, group in enumerate(self._groups) if _home(group) in leaving]
-        for node in on_it:
-            if node not in self._fresh:
+        homes = [_home(group) for group in self._groups]
+        for node, home in enumerate(homes):
+            if home in leaving and node not in self._fresh:
                 self._fresh[node] = placement_group([self.bundle] * self._counts[node], strategy="STRICT_PACK")
-        return bool(on_it or self._left)
+            elif home and home not in leaving and node in self._fresh:  # its node went, and Ray has found another
+                _remove([self._fresh.pop(node)])
+        return {*homes, *map(_home, self._left)} & {*leaving}
 
     @property
     def is_room_elsewhere(self) -> bool:
@@ -141,7 +143,7 @@ class RayVirtualCluster:
         return all(group.wait(max(SHORTEST_WAIT_S, deadline_s - time.monotonic())) for group in self._fresh.values())
 
     def take_fresh_places(self) -> None:
-        """Have the places that were asked for: ``is_room_elsewhere``. ``leave_old_places`` gives back the others."""
+        """Have the places that were asked for: ``is_room_elsewhere``. ``leave_old_places`` gives the others back."""
         if self._fresh:
             self._left += [self._groups[node] for node in self._fresh]
             for node, group in self._fresh.items():
@@ -149,13 +151,19 @@ class RayVirtualCluster:
             self._fresh = {}
             self.places = self._all_places()
 
+    def ask_no_more(self) -> None:
+        """Give back the places that were asked for and not taken."""
+        _remove([*self._fresh.values()])
+        self._fresh = {}
+
     def leave_old_places(self) -> None:
-        """Give back the places on nodes that are about to go, and what was asked for in vain. Workers there end."""
-        _remove([*self._left, *self._fresh.values()])
-        self._left, self._fresh = [], {}
+        """Give back the places that others were taken for. Workers there end."""
+        _remove(self._left)
+        self._left = []
 
     def shutdown(self) -> None:
         """Give the places back, and end the private cluster if this one began it."""
+        self.ask_no_more()
         self.leave_old_places()
         _remove(self._groups)
         self._groups = []
@@ -209,9 +217,9 @@ def _remove(groups: Sequence[Any]) -> None:
 
 
 def _home(group: Any) -> str:
-    """The id of the node that holds all places of a group."""
-    found: str = placement_group_table(group)["bundles_to_node_id"][0]
-    return found
+    """The id of the node that holds all places of a group; empty while Ray looks for one."""
+    table = placement_group_table(group)
+    return table["bundles_to_node_id"][0] if table["state"] == "CREATED" else ""
 
 
 def _own_gpus() -> list[str]:

@@ -40,7 +40,8 @@ class DrainWatch:
             return []
         self._next_s = time.monotonic() + LOOK_S
         leaving = draining_nodes()
-        return [name for node, name in leaving.items() if self._ask_elsewhere([node])]
+        below = self._ask_elsewhere(leaving)
+        return [name for node, name in leaving.items() if node in below]
 
     def settle(self) -> None:
         """Before workers start anew: none of their places is on a node that drains, where Ray starts nothing.
@@ -48,12 +49,9 @@ class DrainWatch:
         Raises:
             DeadlineError: There are no others.
         """
-        leaving = draining_nodes()
-        if not self._ask_elsewhere(leaving):
-            return
         limit_s = self._clusters[0].config.placement_timeout_s
         deadline_s = time.monotonic() + limit_s
-        while not self.is_room_elsewhere:
+        while self._ask_elsewhere(leaving := draining_nodes()) and not self.is_room_elsewhere:
             if time.monotonic() > deadline_s:
                 raise DeadlineError(
                     f"waited {limit_s:.0f} s for places beside those on {', '.join(leaving.values())}, which the "
@@ -62,11 +60,13 @@ class DrainWatch:
                     "last checkpoint; or raise cluster.placement_timeout_s",
                 )
             time.sleep(WAIT_S)
-        self.take_fresh_places()
+        if self.is_room_elsewhere:
+            self.take_fresh_places()
+        for cluster in self._clusters:  # who drained has gone, and Ray seeks other nodes for the places there
+            cluster.ask_no_more()
 
-    def _ask_elsewhere(self, nodes: Collection[str]) -> bool:
-        asked = [cluster.ask_elsewhere(nodes) for cluster in self._clusters]
-        return any(asked)
+    def _ask_elsewhere(self, leaving: Collection[str]) -> set[str]:
+        return {node for cluster in self._clusters for node in cluster.ask_elsewhere(leaving)}
 
     @property
     def is_room_elsewhere(self) -> bool:
@@ -79,7 +79,7 @@ class DrainWatch:
             cluster.take_fresh_places()
 
     def leave_old_places(self) -> None:
-        """Give back places that were left, and what was asked for in vain."""
+        """Give back the places that others were taken for."""
         for cluster in self._clusters:
             cluster.leave_old_places()
 

@@ -51,7 +51,7 @@ class RayLauncher:
                 self._generation = RayVirtualCluster(places, cluster, devices_per_worker=on_node, role="generation")
                 self._engine_places = width // on_node
                 self._stack.callback(self._generation.shutdown)
-            self._drains = DrainWatch([self._training, *([self._generation] if apart else [])])
+            self._drains = DrainWatch(list(dict.fromkeys((self._training, self._generation))))
             undo.pop_all()
 
     @token_of_the_driver_alone_named()
