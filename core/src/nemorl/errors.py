@@ -178,6 +178,22 @@ class WorkerHungError(WorkerLostError, DeadlineError):
     """
 
 
+class CollectiveError(WorkerLostError):
+    """A collective operation that failed or timed out: some rank of the group is gone, or the network between them.
+
+    >>> isinstance(CollectiveError("all_reduce timed out on rank 1"), WorkerLostError)
+    True
+    """
+
+
+class DeviceLostError(WorkerLostError):
+    """A device that failed under its worker: memory beyond correction, a broken link, a GPU that is gone.
+
+    >>> isinstance(DeviceLostError("uncorrectable ECC error on rank 1"), WorkerLostError)
+    True
+    """
+
+
 class WeightsLostError(WorkerLostError):
     """Published weights that can no longer be fetched: the trainer that held them is gone.
 

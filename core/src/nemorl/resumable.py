@@ -41,6 +41,8 @@ class Resumable(Generic[C]):
     history: list[dict[str, float]]
     inputs: Fingerprints
     """Rows and code that this process was given beside the config."""
+    _left_nodes: set[str]
+    """Nodes of which it is known that they are about to go"""
     accept_changed_data: bool
     """Continue with other rows than the run has had so far."""
 
@@ -223,3 +225,37 @@ class Resumable(Generic[C]):
         self.history = [record for record in self.history if record["step"] <= self.progress.step]
         self.sync_weights()
         self.run.directory.event("recovered", step=self.progress.step, error=error.message)
+
+    def leave_drained_nodes(self) -> None:
+        """Between two steps: have workers leave the nodes that the cluster is about to take away.
+
+        All is saved first, so that a node which goes before there is room elsewhere costs nothing either. Training
+        workers move all together, since they hold one model; engines move alone.
+        """
+        resources, directory = self.run.resources, self.run.directory
+        leaving = resources.launcher.drained_nodes()
+        if not leaving:
+            return
+        if new := sorted({*leaving} - self._left_nodes):
+            self._left_nodes.update(new)
+            directory.event("draining", step=self.progress.step, nodes=new)
+            self.run.console.message(f"nodes {', '.join(new)} are about to go: saving, then moving their workers")
+            self._save_step()
+        if not resources.launcher.is_room_elsewhere:
+            return
+        self._save_step()
+        with resources.moving() as moves_training:
+            if moves_training:
+                resources.replace_training()
+                self._go_back()
+        self.sync_weights()
+        self.run.timer.drain()
+        directory.event("moved", step=self.progress.step, nodes=sorted(leaving), training=moves_training)
+
+    def _save_step(self) -> None:
+        """Have a checkpoint of the present step, whole."""
+        self.publish_checkpoint(wait=True)
+        latest = self.run.checkpoints.latest()
+        if latest is None or latest.step != self.progress.step:
+            self.save()
+            self.publish_checkpoint(wait=True)

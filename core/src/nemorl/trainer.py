@@ -53,6 +53,7 @@ class BaseTrainer(Resumable[C]):
         """Forget the counters, the history and the stop reason of an earlier ``fit``."""
         self.progress = Progress()
         self.history: list[dict[str, float]] = []
+        self._left_nodes = set()
         self.stop_reason: str | None = None
         self._epoch: int | None = None
 
@@ -246,6 +247,8 @@ class BaseTrainer(Resumable[C]):
             self.run_validation()
         if self._is_due(self.config.checkpoint.every):
             self.save()
+        if self.progress.step < self.total_steps:
+            self.leave_drained_nodes()
         if self.run.console.is_lost and self.stop_reason is None:
             self.stop(NOBODY_WATCHES)
 

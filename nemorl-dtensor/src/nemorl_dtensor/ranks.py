@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from nemorl.errors import BackendError
+from nemorl_tensors.engines.collectives import count_collectives
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -97,6 +98,7 @@ class Ranks:
                 f"{worker.master_address}:{worker.master_port} for the others: {error}",
                 fix="look at the other ranks' logs: one of them did not start, or cannot reach that address",
             ) from error
+        count_collectives()
         return cls(mesh, worker.rank, experts, context, parameters_on_host, shares_group)
 
     @property

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from nemorl.errors import BackendError
+from nemorl_tensors.engines.collectives import count_collectives
 from torch import Tensor
 
 from nemorl_megatron import cpu_shim  # noqa: F401  (lets megatron-core run without CUDA; every backend comes by here)
@@ -228,6 +229,7 @@ def _form_groups(worker: WorkerContext, sizes: Sizes) -> None:
         distributed_timeout_minutes=max(1, round(worker.collective_timeout_s / 60)),
         create_gloo_process_groups=False,
     )
+    count_collectives()
     # Layers ask for this state where they would drop out; nothing does.
     model_parallel_cuda_manual_seed(worker.seed, force_reset_rng=True)
 

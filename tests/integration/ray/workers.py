@@ -152,3 +152,49 @@ class Spread(Seeing):
         import ray
 
         return [facts.pid for facts in ray.get([actor.facts.remote() for actor in self.actors])]
+
+
+class Collective:
+    """A rank of a gloo group, whose ranks meet in an all-reduce unless one of them is kept away."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        from datetime import timedelta
+
+        import torch.distributed as dist
+        from nemorl_tensors.engines.collectives import count_collectives
+
+        self.context = context
+        where = f"tcp://{context.master_address}:{context.master_port}"
+        timeout = timedelta(seconds=context.collective_timeout_s)
+        dist.init_process_group("gloo", where, timeout, context.world_size, context.rank)
+        count_collectives()
+
+    def meet(self, late: int | None = None, seconds: float = 0.0, busy: bool = False) -> float:
+        """The sum of all ranks' numbers, 1 each; rank ``late`` comes ``seconds`` later, asleep or at work."""
+        import torch
+        import torch.distributed as dist
+
+        if self.context.rank == late:
+            self.be_late(seconds, busy)
+        found = torch.ones(())
+        dist.all_reduce(found)
+        return float(found)
+
+    def be_late(self, seconds: float, busy: bool) -> None:
+        end_s = time.monotonic() + seconds
+        while busy and time.monotonic() < end_s:
+            pass
+        time.sleep(max(0.0, end_s - time.monotonic()))
+
+    def fail_on_its_device(self, rank: int) -> None:
+        """As torch says it of a GPU whose memory is beyond correction."""
+        if self.context.rank == rank:
+            raise RuntimeError(
+                "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported"
+            )
+
+    def shutdown(self) -> None:
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -95,6 +95,10 @@ class ClusterConfig(Config):
     worker_timeout_s: float = Field(1800.0, gt=0)
     """Longest time for one call on a worker (a training step, a rollout, loading the model). On expiry the run says who
     did not answer."""
+    hang_timeout_s: float | None = Field(600.0, gt=0)
+    """Seconds that the ranks of a training group stand still, at least one of them waiting for another, until the run
+    takes the group for hung: it names who has not come and replaces the group. Unset: only ``worker_timeout_s`` ends
+    such a wait."""
     max_restarts: int = Field(3, ge=0)
     """How many times within ``restart_window_s`` a run replaces workers that died or hang before it gives up."""
     restart_window_s: float = Field(3600.0, gt=0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -47,6 +47,31 @@ class Launcher(Protocol):
         """Replace the lost workers of a group that this launcher made."""
         ...
 
+    def drained_nodes(self) -> list[str]:
+        """Nodes below its workers that are about to go, for which it then seeks places elsewhere."""
+        ...
+
+    @property
+    def is_room_elsewhere(self) -> bool:
+        """These places are there."""
+        ...
+
+    def take_fresh_places(self) -> None:
+        """Start workers there from now on."""
+        ...
+
+    def is_displaced(self, group: WorkerGroup) -> bool:
+        """Some worker of a group is not where it would start now."""
+        ...
+
+    def retire(self, group: WorkerGroup) -> None:
+        """End the workers of a group that are displaced, for ``restart`` to replace."""
+        ...
+
+    def leave_old_places(self) -> None:
+        """Give back the places on nodes that are about to go."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -69,6 +94,23 @@ class LocalLauncher:
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         raise AssertionError("a worker in this process cannot be lost without it")
+
+    def drained_nodes(self) -> list[str]:
+        return []
+
+    is_room_elsewhere = False
+
+    def take_fresh_places(self) -> None:
+        pass
+
+    def is_displaced(self, group: WorkerGroup) -> bool:
+        return False
+
+    def retire(self, group: WorkerGroup) -> None:
+        pass
+
+    def leave_old_places(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -163,8 +205,29 @@ class ResourceManager:
         """
         assert self.training is not None, "training workers were lost before there were any"
         self.count_restart(error)
-        for group in (self.training, *self.auxiliaries.values()):
+        self.replace_training()
+
+    def replace_training(self) -> None:
+        """Start the training workers and those of auxiliary models anew, with initial weights."""
+        for group in self._learners:
             self.launcher.restart(group)
+
+    @property
+    def _learners(self) -> list[HostGroup]:
+        return [group for group in (self.training, *self.auxiliaries.values()) if group is not None]
+
+    @contextmanager
+    def moving(self) -> Iterator[bool]:
+        """Workers leave the nodes that are about to go. Engines there end at once, and are back after the block.
+
+        Yields:
+            Whether training workers have to leave too: in the block they are replaced, and get their weights again.
+        """
+        self.launcher.take_fresh_places()
+        try:
+            yield any(self.launcher.is_displaced(group) for group in self._learners)
+        finally:
+            self.launcher.leave_old_places()
 
     def close(self) -> None:
         """Shut all workers down and give their devices back."""

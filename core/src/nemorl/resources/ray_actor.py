@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from nemorl.base.process.logs import Carried, entered
 from nemorl.errors import NemorlError
+from nemorl.resources.heartbeat import Pulse, pulse_of
 from nemorl.resources.ports import free_port
 from nemorl.resources.worker import AttachedFactory, Role, WorkerContext, WorkerFactory, WorkerHost
 from nemorl.weights import Digested, Form, WeightHandle
@@ -28,6 +30,10 @@ class WorkerFacts:
     """Ids of its GPUs"""
 
 
+PULSE = "pulse"
+"""The concurrency group of heartbeats: Ray answers them from a thread of their own, beside the call at work."""
+
+
 class RayWorker:
     """The actor of one rank. Its calls run in the order they were made."""
 
@@ -38,6 +44,8 @@ class RayWorker:
         if folder.is_dir():
             os.chdir(folder)  # relative paths of a config mean the same here as in the driver
         self._host: WorkerHost | None = None
+        self._working = 0
+        """The thread of the call at work."""
 
     def facts(self) -> WorkerFacts:
         import ray
@@ -75,6 +83,7 @@ class RayWorker:
         stand in place of the first argument. With ``keeps``, the result comes beside word that it is there, and the
         caller waits for that alone.
         """
+        self._working = threading.get_ident()
         with entered(logs):
             if parts:
                 make, *values = args[: 1 + parts]
@@ -84,7 +93,12 @@ class RayWorker:
             found = found if answers else None
             return (None, found) if keeps else found
 
+    def pulse(self) -> Pulse:
+        """Where the call at work is; asked of groups whose ranks wait for each other."""
+        return pulse_of(self._working)
+
     def publish(self, transport: str, version: int, form: Form, digested: Digested | None) -> WeightHandle | None:
+        self._working = threading.get_ident()
         return self._built.publish(transport, version, form, digested)
 
     def shutdown(self) -> None:
@@ -98,11 +112,18 @@ class RayWorker:
         return self._host
 
 
-def start_worker(options: dict[str, Any], *args: Any) -> Any:
-    """A ``RayWorker`` in an actor, which ends with the process that calls this."""
+def start_worker(options: dict[str, Any], *args: Any, pulses: bool = False) -> Any:
+    """A ``RayWorker`` in an actor, which ends with the process that calls this.
+
+    Args:
+        options: Ray's, of the actor.
+        args: Of ``RayWorker``.
+        pulses: It answers heartbeats. Its calls then run in one thread that is not the process's first.
+    """
     import ray
 
-    return ray.remote(RayWorker).options(**options).remote(*args)
+    actor = ray.remote(concurrency_groups={PULSE: 1})(RayWorker) if pulses else ray.remote(RayWorker)
+    return actor.options(**options).remote(*args)
 
 
 def _log_to(path: Path) -> None:

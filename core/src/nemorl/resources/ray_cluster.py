@@ -7,7 +7,7 @@ never satisfy is refused at once with what there is; one that waits for other jo
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,11 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import DeadlineError, ResourceError
 from nemorl.resources.neighbours import neighbours_first
 from nemorl.resources.ray_session import RaySession
+
+MOMENT_S = 1.0
+"""Time in which Ray reserves places that are free."""
+SHORTEST_WAIT_S = 0.1
+"""Below it, Ray may not have answered at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,10 @@ class RayVirtualCluster:
         self.config = config or ClusterConfig(launcher="ray")
         self._session = RaySession(self.config)
         self._groups: list[Any] = []
+        self._fresh: dict[int, Any] = {}
+        """Places asked for in place of those on nodes that drain, by node."""
+        self._left: list[Any] = []
+        """Those that were left for them, until the workers there have ended."""
         self.bundle = {"CPU": self.config.cpus_per_worker * devices_per_worker}
         """Resources of one place."""
         if self.config.uses_gpus:
@@ -82,9 +91,13 @@ class RayVirtualCluster:
         except BaseException:
             self.shutdown()
             raise
-        self.places = [
+        self._counts = tuple(workers_per_node)
+        self.places = self._all_places()
+
+    def _all_places(self) -> list[Place]:
+        return [
             Place(node, group, index)
-            for node, (group, count) in enumerate(zip(self._groups, workers_per_node, strict=True))
+            for node, (group, count) in enumerate(zip(self._groups, self._counts, strict=True))
             for index in range(count)
         ]
 
@@ -106,11 +119,53 @@ class RayVirtualCluster:
         asked = [ask.options(scheduling_strategy=place.strategy, **amounts).remote() for place in places]
         return tuple(gpu for found in ray.get(asked, timeout=self.config.placement_timeout_s) for gpu in found)
 
+    def ask_elsewhere(self, leaving: Collection[str]) -> set[str]:
+        """Ask for places beside those on nodes that are about to go; Ray puts none on such a node.
+
+        Args:
+            leaving: Ids of all such nodes.
+
+        Returns:
+            Those of them that have places of this cluster, or had them and still have workers.
+        """
+        homes = [_home(group) for group in self._groups]
+        for node, home in enumerate(homes):
+            if home in leaving and node not in self._fresh:
+                self._fresh[node] = placement_group([self.bundle] * self._counts[node], strategy="STRICT_PACK")
+            elif home and home not in leaving and node in self._fresh:  # its node went, and Ray has found another
+                _remove([self._fresh.pop(node)])
+        return {*homes, *map(_home, self._left)} & {*leaving}
+
+    @property
+    def is_room_elsewhere(self) -> bool:
+        """The places that were asked for are reserved, now or in a moment."""
+        deadline_s = time.monotonic() + MOMENT_S
+        return all(group.wait(max(SHORTEST_WAIT_S, deadline_s - time.monotonic())) for group in self._fresh.values())
+
+    def take_fresh_places(self) -> None:
+        """Have the places that were asked for: ``is_room_elsewhere``. ``leave_old_places`` gives the others back."""
+        if self._fresh:
+            self._left += [self._groups[node] for node in self._fresh]
+            for node, group in self._fresh.items():
+                self._groups[node] = group
+            self._fresh = {}
+            self.places = self._all_places()
+
+    def ask_no_more(self) -> None:
+        """Give back the places that were asked for and not taken."""
+        _remove([*self._fresh.values()])
+        self._fresh = {}
+
+    def leave_old_places(self) -> None:
+        """Give back the places that others were taken for. Workers there end."""
+        _remove(self._left)
+        self._left = []
+
     def shutdown(self) -> None:
         """Give the places back, and end the private cluster if this one began it."""
-        for group in self._groups if ray.is_initialized() else ():
-            with suppress(RayError):  # the cluster itself is lost
-                remove_placement_group(group)
+        self.ask_no_more()
+        self.leave_old_places()
+        _remove(self._groups)
         self._groups = []
         self._session.close()
 
@@ -153,6 +208,18 @@ class RayVirtualCluster:
             order = [self._groups[same[place]] for place in neighbours_first([homes[node] for node in same])]
             for node, group in zip(same, order, strict=True):
                 self._groups[node] = group
+
+
+def _remove(groups: Sequence[Any]) -> None:
+    for group in groups if ray.is_initialized() else ():
+        with suppress(RayError):  # the cluster itself is lost
+            remove_placement_group(group)
+
+
+def _home(group: Any) -> str:
+    """The id of the node that holds all places of a group; empty while Ray looks for one."""
+    table = placement_group_table(group)
+    return table["bundles_to_node_id"][0] if table["state"] == "CREATED" else ""
 
 
 def _own_gpus() -> list[str]:

@@ -9,6 +9,7 @@ from nemorl.config.models import Placement
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.resources.ray_cluster import RayVirtualCluster
+from nemorl.resources.ray_drain import DrainWatch
 from nemorl.resources.ray_errors import lost_cluster_named, token_of_the_driver_alone_named
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
@@ -50,6 +51,7 @@ class RayLauncher:
                 self._generation = RayVirtualCluster(places, cluster, devices_per_worker=on_node, role="generation")
                 self._engine_places = width // on_node
                 self._stack.callback(self._generation.shutdown)
+            self._drains = DrainWatch(list(dict.fromkeys((self._training, self._generation))))
             undo.pop_all()
 
     @token_of_the_driver_alone_named()
@@ -97,7 +99,35 @@ class RayLauncher:
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
         with lost_cluster_named():
+            if self._may_drain:
+                self._drains.settle()
             group.restart(factory)
+
+    @property
+    def _may_drain(self) -> bool:
+        """Nodes are others', and may be wanted back."""
+        return self._config.cluster.address is not None
+
+    def drained_nodes(self) -> list[str]:
+        return self._drains.drained_nodes() if self._may_drain else []
+
+    @property
+    def is_room_elsewhere(self) -> bool:
+        return self._drains.is_room_elsewhere
+
+    def is_displaced(self, group: WorkerGroup) -> bool:
+        assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
+        return group.is_displaced
+
+    def take_fresh_places(self) -> None:
+        self._drains.take_fresh_places()
+
+    def retire(self, group: WorkerGroup) -> None:
+        assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
+        group.retire()
+
+    def leave_old_places(self) -> None:
+        self._drains.leave_old_places()
 
     def close(self) -> None:
         self._stack.close()

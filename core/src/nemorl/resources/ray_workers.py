@@ -29,15 +29,20 @@ from nemorl.base.process.logs import carried
 from nemorl.config.cluster import ClusterConfig
 from nemorl.contracts.workers import Composed, P, R, References, S, ShardVerb, Verb
 from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError, WorkerHungError, WorkerLostError
+from nemorl.resources.failure_texts import Failure, failure_in
+from nemorl.resources.heartbeat import Hang
 from nemorl.resources.ray_actor import WorkerFacts, start_worker
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
 from nemorl.resources.ray_errors import FIXES, fate_of, in_words
+from nemorl.resources.ray_pulses import Pulses
 from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory
 from nemorl.weights import Digested, Form, WeightHandle
 
 FAILURE_S = 1.0
 """A rank that failed ends the wait for the others at most this late. Waiting for one answer at a time would ask Ray
 about all ranks as often as there are ranks."""
+UNWATCHED = frozenset({"start", "build", "attach_engine"})
+"""Calls in which ranks may read for long, each for itself, and do not answer meanwhile."""
 BLAME_S = 5.0
 """Time to look for a dead rank when another one fails: peers of a dead rank report a broken connection first."""
 SHUTDOWN_S = 20.0
@@ -45,6 +50,8 @@ SHUTDOWN_S = 20.0
 _MISSING_MODULE = re.compile(r"No module named '([^'.]+)'")
 LOG_LINES = 8
 """Lines of a lost worker's log shown in the error."""
+LOG_CAUSE_BYTES = 100_000
+"""The end of a lost worker's log in which the failure that ended it is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,10 @@ class _Rank:
     number: int
     actor: Any
     facts: WorkerFacts
+    places: Sequence[Place] = ()
     is_lost: bool = False
+    log_from: int = 0
+    """Bytes of its log that those before it wrote."""
 
 
 class RayWorkerGroup(HostGroup):
@@ -117,7 +127,7 @@ class RayWorkerGroup(HostGroup):
         self.settings = settings or GroupSettings()
         self._cluster, self._factory = cluster, worker_class
         self._context = replace(context or WorkerContext(device=cluster.config.device))
-        self._timeout_s = cluster.config.worker_timeout_s
+        self._timeout_s, self._hang_timeout_s = cluster.config.worker_timeout_s, cluster.config.hang_timeout_s
         self._size = self.settings.workers or cluster.world_size
         self._ranks: list[_Rank] = []
         """Workers that are built; replaced as a whole, so that no call reaches one that is not."""
@@ -252,6 +262,18 @@ class RayWorkerGroup(HostGroup):
             rank.is_lost = True
         self._start([rank.number for rank in lost])
 
+    @property
+    def is_displaced(self) -> bool:
+        """Some worker is not where its rank has its places now."""
+        return any(rank.places != self._places_of(rank.number) for rank in self._ranks)
+
+    def retire(self) -> None:
+        """End the workers that are not where their ranks have their places now. ``restart`` replaces them."""
+        for rank in self._ranks:
+            if rank.places != self._places_of(rank.number):
+                rank.is_lost = True
+                ray.kill(rank.actor)
+
     def shutdown(self) -> None:
         """Ask every worker to shut down, then end the processes. Never raises, never hangs."""
         with suppress(RayError):  # the cluster itself is lost
@@ -272,8 +294,11 @@ class RayWorkerGroup(HostGroup):
     def _start(self, numbers: Sequence[int]) -> None:
         """Start processes for these ranks and build the workers in them, all at the same time; then let calls in."""
         unknown = WorkerFacts("a node yet to be chosen", "", 0)
-        width = self.settings.places_per_worker
-        started = [_Rank(n, self._actor(n, self._cluster.places[n * width]), unknown) for n in numbers]
+        sizes = {n: self._log_size(n) for n in numbers}
+        started = [
+            _Rank(n, self._actor(n, self._places_of(n)[0]), unknown, self._places_of(n), log_from=sizes[n])
+            for n in numbers
+        ]
         others = [rank for rank in self._ranks if rank.number not in numbers]
         ranks = sorted([*others, *started], key=attrgetter("number"))
         try:
@@ -291,6 +316,10 @@ class RayWorkerGroup(HostGroup):
             raise
         self._ranks = ranks
 
+    def _places_of(self, number: int) -> list[Place]:
+        width = self.settings.places_per_worker
+        return self._cluster.places[number * width : (number + 1) * width]
+
     def _actor(self, number: int, place: Place) -> Any:
         return self._starter(self._log(number), place)()
 
@@ -306,7 +335,16 @@ class RayWorkerGroup(HostGroup):
             "max_concurrency": settings.concurrent_calls,
             "runtime_env": _runtime_env(cluster, settings.python),
         }
-        return partial(start_worker, options, log and log.resolve(), Path.cwd(), threads)
+        return partial(start_worker, options, log and log.resolve(), Path.cwd(), threads, pulses=self._has_pulses)
+
+    def _pulses(self, what: str) -> Pulses | None:
+        """The heartbeats of a call whose ranks may wait for each other; ``None``: they do not, or nobody is to look."""
+        is_watched = self._has_pulses and what not in UNWATCHED
+        return Pulses(self._hang_timeout_s) if is_watched and self._hang_timeout_s is not None else None
+
+    @property
+    def _has_pulses(self) -> bool:
+        return self.settings.is_spmd and self._size > 1 and self._hang_timeout_s is not None
 
     def _contexts(self, ranks: Sequence[_Rank], started: Sequence[_Rank]) -> list[WorkerContext]:
         count, width = len(ranks), self.settings.places_per_worker
@@ -322,9 +360,8 @@ class RayWorkerGroup(HostGroup):
 
     def _wide_context(self, rank: _Rank) -> WorkerContext:
         """Of a worker that spreads over several places, perhaps of several nodes."""
-        width, share = self.settings.places_per_worker, self.settings.share
-        mine = self._cluster.places[rank.number * width : (rank.number + 1) * width]
-        own, *further = [list(places) for _, places in groupby(mine, attrgetter("node"))]
+        share = self.settings.share
+        own, *further = [list(places) for _, places in groupby(self._places_of(rank.number), attrgetter("node"))]
         gpus = (*rank.facts.gpus, *self._cluster.gpus_of(own[1:], share))
         log = self._log(rank.number)
         logs = [log and log.with_stem(f"{log.stem}-node-{n}") for n in range(1, 1 + len(further))]
@@ -339,7 +376,10 @@ class RayWorkerGroup(HostGroup):
         deadline = time.monotonic() + self._timeout_s
         pending = {reference: rank for rank, reference in calls.items()}
         results: dict[int, Any] = {}
+        pulses = self._pulses(what)
         while pending:
+            if pulses and (hang := pulses.hang({rank.number: rank.actor for rank in pending.values()})):
+                raise self._stuck(what, [*pending.values()], hang)
             left_s = max(0.0, deadline - time.monotonic())
             ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=min(FAILURE_S, left_s))
             if not ready and left_s == 0:
@@ -369,6 +409,11 @@ class RayWorkerGroup(HostGroup):
                     f"{self._who(rank)}, {what}: {in_words(error)}", fix=FIXES[fate_of(error)]
                 ) from error
             cause = error.cause if isinstance(error.cause, Exception) else error
+            is_told = isinstance(cause, WorkerLostError)  # whose loss it is
+            failure = None if is_told else failure_in(str(cause), str(error))
+            if failure is not None:  # perhaps of a peer that has died: then that is what to tell
+                self._raise_if_lost(what, others)
+                raise self._failed(what, rank, failure) from error
             if isinstance(cause, NemorlError):
                 raise cause from None
             if isinstance(cause, ObjectLostError):  # an argument, which a node held that is gone
@@ -409,11 +454,19 @@ class RayWorkerGroup(HostGroup):
     def _lost(self, what: str, rank: _Rank, error: RayError) -> WorkerLostError:
         rank.is_lost = True
         why = "" if isinstance(error, RayActorError) else f" ({in_words(error)})"
+        failure = failure_in(self._log_end(rank))
+        if failure is not None:  # torch ends the process of a rank whose collective timed out
+            return self._failed(f"{what}, which ended it", rank, failure)
         return WorkerLostError(
             f"{self._who(rank)} died during {what}{why}{self._log_tail(rank)}",
             fix="if it was killed for memory, lower policy.microbatch_tokens or generation limits; "
             f"the run replaces lost workers up to cluster.max_restarts times{self._where_log(rank)}",
         )
+
+    def _failed(self, what: str, rank: _Rank, failure: Failure) -> WorkerLostError:
+        """``rank`` is lost for a failure that is not its code's."""
+        rank.is_lost = True
+        return failure.error(self._who(rank), what, self._where_log(rank))
 
     def _hung(self, what: str, ranks: Sequence[_Rank]) -> WorkerHungError:
         for rank in ranks:
@@ -425,9 +478,29 @@ class RayWorkerGroup(HostGroup):
             f"for{self._where_log(ranks[0])}",
         )
 
+    def _stuck(self, what: str, ranks: Sequence[_Rank], hang: Hang) -> WorkerHungError:
+        for rank in ranks:
+            rank.is_lost = True
+        names = {rank.number: self._who(rank) for rank in ranks}
+        logs = {rank.number: self._where_log(rank) for rank in ranks}
+        return hang.error(what, names, logs[hang.missing[0]])
+
     def _log(self, number: int) -> Path | None:
         folder = self.settings.log_folder
         return folder and folder / f"{self.settings.name.replace(' ', '-')}-{number}.log"
+
+    def _log_size(self, number: int) -> int:
+        log = self._log(number)
+        return log.stat().st_size if log is not None and log.is_file() else 0
+
+    def _log_end(self, rank: _Rank) -> str:
+        """What this worker wrote last, and none before it."""
+        log, size = self._log(rank.number), self._log_size(rank.number)
+        if log is None or size <= rank.log_from:
+            return ""
+        with log.open("rb") as file:
+            file.seek(max(rank.log_from, size - LOG_CAUSE_BYTES))
+            return file.read().decode(errors="replace")
 
     def _log_tail(self, rank: _Rank) -> str:
         log = self._log(rank.number)

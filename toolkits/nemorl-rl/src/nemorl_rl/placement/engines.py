@@ -67,6 +67,8 @@ class RolloutResources(TenantResources):
         """The newest weights, as long as they can be fetched."""
         self._version = 0
         self._engine_remarks: list[str] = []
+        self._absence: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Engines that are displaced end as its block begins, and are started anew as it ends."""
         super().__init__(config, run_dir, on_restart=on_restart)
         placement, tenancy = self.placement, self._tenancy
         # An update that brings all weights, of the only version that there is, leaves nothing to keep.
@@ -96,10 +98,17 @@ class RolloutResources(TenantResources):
         self._gate.admit(ROLLOUT)
         self._withdraw()
 
-    def restart_training(self, error: WorkerLostError) -> None:
+    def replace_training(self) -> None:
         if self._tenancy is not None and not self.placement.shares_weights:
             self._tenancy.send_away(ENGINE)
-        super().restart_training(error)
+        super().replace_training()
+
+    @contextmanager
+    def moving(self) -> Iterator[bool]:
+        with super().moving() as moves_training, self._absence():
+            if moves_training:
+                self._published = None  # its holder is about to end
+            yield moves_training
 
     def generation_policy(self) -> GenerationPolicy:
         """The generation policy: starts from the training policy's weights if there is one, else from disk."""
@@ -113,24 +122,27 @@ class RolloutResources(TenantResources):
             return GenerationPolicy(attached, turn=self._during, on_update=self._has_new_weights)
         weights = self.weight_handle(version=0) if self.training is not None else None
         # Engines may live where the trainer's package is not installed: its config does not travel there.
-        policy = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
-        factory = GenerationFactory(generation, policy, weights)
+        bare = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
+        factory = GenerationFactory(generation, bare, weights)
         name = f"generation backend {short_name(generation.backend)}"
         with self._during(SYNC):
             group = self.own(self.launcher.engine_group(factory, name))
         self._admit_engine(group)
         self._withdraw()
 
-        def revive(error: WorkerLostError) -> None:
-            self.count_restart(error)
+        def begin_anew() -> None:
             self.launcher.restart(group, replace(factory, weights=self._newest()))
             self._admit_engine(group)
             self._withdraw()
 
+        def revive(error: WorkerLostError) -> None:
+            self.count_restart(error)
+            begin_anew()
+
         able = generation.backend.supports
         if "remarks" in able:
             self._engine_remarks += group.call(RemarkingBackend.remarks)[0]
-        return GenerationPolicy(
+        policy = GenerationPolicy(
             group,
             revive,
             self._during,
@@ -140,6 +152,21 @@ class RolloutResources(TenantResources):
             takes_versions=takes_versions(generation.backend, self.placement.form),
             constrains=CONSTRAINED in able,
         )
+
+        @contextmanager
+        def absence() -> Iterator[None]:
+            if not self.launcher.is_displaced(group):
+                yield
+                return
+            with policy.replacing():
+                self.launcher.retire(group)
+                if self._tenancy is not None:
+                    self._tenancy.dismiss(ENGINE)
+                yield
+                begin_anew()
+
+        self._absence = absence
+        return policy
 
     def new_remarks(self) -> Sequence[str]:
         found, self._engine_remarks = self._engine_remarks, []

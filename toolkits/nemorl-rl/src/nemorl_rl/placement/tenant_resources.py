@@ -28,7 +28,7 @@ from nemorl.config.models import AuxiliaryModel, PolicyConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.contracts.memory import DeviceMemoryError
-from nemorl.errors import BackendError, WorkerLostError
+from nemorl.errors import BackendError
 from nemorl.resources.manager import ResourceManager
 from nemorl.resources.policies import Turn
 
@@ -137,8 +137,8 @@ class TenantResources(ResourceManager):
     def turn_of(self, role: str) -> Turn:
         return lambda work: self._during(Phase(role, work))
 
-    def restart_training(self, error: WorkerLostError) -> None:
-        super().restart_training(error)
+    def replace_training(self) -> None:
+        super().replace_training()
         for role, (model, workers) in self._movable.items():
             self._admit(role, model, workers)
 

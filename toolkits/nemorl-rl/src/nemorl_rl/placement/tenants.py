@@ -277,6 +277,13 @@ class Tenancy:
                 self._step("another is built", f"{name} leaving", partial(self._tenants[name].keep, ()))
                 self._present[name] = set()
 
+    def dismiss(self, name: str) -> None:
+        """A tenant has ended, and is nobody's concern until it is admitted anew."""
+        with self.gate.closed():
+            for table in (self._tenants, self._present, self._forgets):
+                table.pop(name, None)
+            self._forgotten.discard(name)
+
     def send_all_away(self) -> None:
         """All tenants leave: another is about to be built."""
         for name in self._tenants:

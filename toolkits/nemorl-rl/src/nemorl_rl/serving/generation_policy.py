@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -208,6 +208,13 @@ class GenerationPolicy:
             if self._lives == life:
                 self._revive(error)
                 self._lives += 1
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """The block ends replicas and replaces them: whoever finds one lost waits for its end, and calls again."""
+        with self._reviving:
+            yield
+            self._lives += 1
 
     def shutdown(self) -> None:
         if self._desk is not None:

@@ -1,0 +1,210 @@
+"""Nodes that the cluster takes back (of one machine): what is on them is saved and moved before they go.
+
+``ray drain-node`` is Ray's own command. No worker may be lost on the way: the runs may restart none.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from forked_workers import begun_by
+from nemorl.base.files.jsonl import read_jsonl
+from nemorl.resources.ray_drain import draining_nodes
+from nemorl.run import TrainResult
+from nemorl_cli.console import Console
+from nemorl_grpo.config import GRPOConfig
+from nemorl_rl.callbacks import Callback
+from ray.cluster_utils import Cluster
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROWS = [{"prompt": f"{a}+{b}="} for a in range(9) for b in range(9)]
+
+
+@pytest.fixture
+def cluster(python_of_workers: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A head that nothing runs on, and three nodes of one core."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setattr("nemorl.resources.ray_drain.LOOK_S", 0.0)
+    with begun_by(python_of_workers):
+        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+        for _ in range(3):
+            nodes.add_node(num_cpus=1)
+        nodes.wait_for_nodes()
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def train(model: Path, run_dir: Path, *callbacks: object, rollouts: Any = None, **cluster: Any) -> TrainResult:
+    config = GRPOConfig(
+        model=str(model),
+        policy={"init": "random", "optimizer": {"lr": 1e-3}, "max_sequence_tokens": 64},
+        num_prompts_per_step=4,
+        num_generations_per_prompt=4,
+        generation={"max_new_tokens": 8},
+        validation={"every": 0, "at_end": False},
+        checkpoint={"every": 0},
+        max_steps=4,
+        rollouts=rollouts or {},
+        cluster=cluster,
+        run_dir=run_dir,
+    )
+    return config.build().fit(
+        dataset=ROWS,
+        reward_fn=lambda prompt, response: len(response) / 8,
+        callbacks=callbacks,
+        console=Console(quiet=True),
+    )
+
+
+def outcome(result: TrainResult) -> tuple[list[float], bytes]:
+    weights = (result.run_dir / "model/model.safetensors").read_bytes()
+    return [record["train/loss"] for record in result.history if "train/loss" in record], weights
+
+
+class DrainAt(Callback):
+    """The node of a role's first worker is drained as a step begins."""
+
+    def __init__(self, role: str, step: int) -> None:
+        self.role, self.step, self.node = role, step, ""
+        self.nodes_at_end: dict[str, str] = {}
+
+    def on_step_begin(self, trainer: Any, step: int) -> None:
+        if step == self.step and not self.node:
+            self.node = self.nodes(trainer)[self.role]
+            drain(self.node)
+
+    def on_fit_end(self, trainer: Any, metrics: Any) -> None:
+        self.nodes_at_end = self.nodes(trainer)
+
+    @staticmethod
+    def nodes(trainer: Any) -> dict[str, str]:
+        groups = {"trainer": trainer.run.policy.workers, "generator": trainer.generation.workers}
+        return {role: node_of(group) for role, group in groups.items()}
+
+
+def node_of(group: Any) -> str:
+    """The node of a group's first worker."""
+    place = group._ranks[0].places[0]
+    node: str = ray.util.placement_group_table(place.group)["bundles_to_node_id"][place.index]
+    return node
+
+
+def drain(node: str) -> None:
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node"]
+    command += ["--address", ray.get_runtime_context().gcs_address]
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "taken back"]
+    subprocess.run(
+        [*command, *why, "--node-id", node, "--deadline-remaining-seconds", "120"], check=True, capture_output=True
+    )
+    end_s = time.monotonic() + 30
+    while node not in draining_nodes() and time.monotonic() < end_s:  # until the node has told the cluster
+        time.sleep(0.05)
+
+
+def events(run_dir: Path, *kinds: str) -> list[dict[str, Any]]:
+    return [event for event in read_jsonl(run_dir / "events.jsonl") if event["event"] in kinds]
+
+
+APART = {"num_nodes": 2, "workers_per_node": 1, "colocated": False}
+ONE = {"num_nodes": 1, "workers_per_node": 1}
+
+
+@pytest.mark.parametrize(
+    ("role", "layout", "moves_training"),
+    [
+        ("trainer", APART, True),
+        pytest.param("generator", APART, False, marks=pytest.mark.full),
+        pytest.param("trainer", ONE, True, marks=pytest.mark.full),
+        pytest.param("trainer", {**ONE, "take_turns": True}, True, marks=pytest.mark.full),
+    ],
+    ids=["trainer", "generator", "both", "both, which take turns"],
+)
+def test_workers_leave_a_node_that_drains_between_two_steps_and_nothing_changes(
+    role: str, layout: dict[str, Any], moves_training: bool, cluster: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 0}
+    alone = train(tiny_model, tmp_path / "alone", gpus_per_node=0)
+    drained = DrainAt(role, 2)
+    moved = train(tiny_model, tmp_path / "moved", drained, **shared, **layout)
+    assert outcome(moved) == outcome(alone)
+    assert len(drained.nodes_at_end) == 2
+    assert drained.node not in drained.nodes_at_end.values()
+    told = events(tmp_path / "moved", "draining", "moved")
+    assert [event["event"] for event in told] == ["draining", "moved"]
+    assert told[1]["training"] is moves_training
+    assert all(drained.node[:8] in event["nodes"][0] for event in told)
+    assert told[0]["step"] == 2
+    assert told[1]["step"] in (2, 3)  # when Ray has reserved the other places
+    assert not events(tmp_path / "moved", "recovered")
+
+
+@pytest.mark.full
+def test_a_worker_that_dies_on_a_node_that_drains_begins_anew_elsewhere(
+    cluster: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dies(DrainAt):
+        """It is killed as soon as its node drains, where Ray would start no other."""
+
+        def on_step_begin(self, trainer: Any, step: int) -> None:
+            if step == self.step and not self.node:
+                super().on_step_begin(trainer, step)
+                os.kill(trainer.run.policy.workers.facts[0].pid, signal.SIGKILL)
+
+    monkeypatch.setattr("nemorl.resources.ray_drain.LOOK_S", 3600.0)
+    shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 1}
+    alone = train(tiny_model, tmp_path / "alone", gpus_per_node=0)
+    drained = Dies("trainer", 2)
+    assert outcome(train(tiny_model, tmp_path / "run", drained, **shared, **APART)) == outcome(alone)
+    assert drained.node not in drained.nodes_at_end.values()
+    assert len(events(tmp_path / "run", "recovered")) == 1
+
+
+@pytest.mark.full
+def test_an_asynchronous_run_goes_on_while_its_engine_moves(cluster: Any, tiny_model: Path, tmp_path: Path) -> None:
+    shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 0}
+    drained = DrainAt("generator", 2)
+    moved = train(tiny_model, tmp_path / "run", drained, rollouts={"mode": "async"}, **shared, **APART)
+    steps = [record["step"] for record in moved.history if "train/loss" in record]
+    assert steps == [1, 2, 3, 4]
+    assert [event["event"] for event in events(tmp_path / "run", "draining", "moved", "recovered")] == [
+        "draining",
+        "moved",
+    ]
+    assert drained.node not in drained.nodes_at_end.values()
+
+
+@pytest.mark.full
+def test_without_room_elsewhere_the_step_is_saved_and_the_run_moves_when_a_node_joins(
+    cluster: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    class Joins(Callback):
+        """A node joins as step 3 begins."""
+
+        def on_step_begin(self, trainer: Any, step: int) -> None:
+            if step == 3:
+                assert [event["step"] for event in events(tmp_path / "run", "checkpoint")] == [2]
+                cluster.add_node(num_cpus=1)
+                cluster.wait_for_nodes()
+                end_s = time.monotonic() + 60
+                while not trainer.run.resources.launcher.is_room_elsewhere and time.monotonic() < end_s:
+                    time.sleep(0.2)
+
+    cluster.remove_node(list(cluster.worker_nodes)[-1])
+    shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 0}
+    drained = DrainAt("trainer", 2)
+    train(tiny_model, tmp_path / "run", drained, Joins(), **shared, **APART)
+    told = events(tmp_path / "run", "draining", "moved")
+    assert [(event["event"], event["step"]) for event in told] == [("draining", 2), ("moved", 3)]
+    assert len(drained.nodes_at_end) == 2
+    assert drained.node not in drained.nodes_at_end.values()
