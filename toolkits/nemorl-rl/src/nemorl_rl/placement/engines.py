@@ -19,6 +19,10 @@ from nemorl.weights import WeightHandle, in_process_handle
 
 from nemorl_rl.agents.contract import CONSTRAINED
 from nemorl_rl.config import RolloutRunConfig
+from nemorl_rl.placement.fleet import EngineFleet
+from nemorl_rl.placement.fleet_engine import Source
+from nemorl_rl.placement.fleet_keeper import FleetKeeper
+from nemorl_rl.placement.fleet_orders import FOLDER
 from nemorl_rl.placement.tenant_resources import TenantResources
 from nemorl_rl.placement.tenants import DRAFT, ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, Phase, PhaseGate
 from nemorl_rl.serving.generation_policy import REPORTS, GenerationPolicy, RequestLimits
@@ -27,6 +31,9 @@ from nemorl_rl.serving.snapshots import held_versions, takes_versions
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
+
+Revive = Callable[[WorkerLostError], None]
+"""Has a lost engine replaced, or raises the error that it is given."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,9 @@ class RolloutResources(TenantResources):
         """The newest weights, as long as they can be fetched."""
         self._version = 0
         self._engine_remarks: list[str] = []
+        self._fleet: EngineFleet | None = None
+        """The engines, where each has devices of its own"""
+        self._scratch = run_dir / "scratch"
         super().__init__(config, run_dir, on_restart=on_restart)
         placement, tenancy = self.placement, self._tenancy
         # An update that brings all weights, of the only version that there is, leaves nothing to keep.
@@ -116,18 +126,9 @@ class RolloutResources(TenantResources):
         policy = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
         factory = GenerationFactory(generation, policy, weights)
         name = f"generation backend {short_name(generation.backend)}"
-        with self._during(SYNC):
-            group = self.own(self.launcher.engine_group(factory, name))
-        self._admit_engine(group)
+        group, revive = self._fleet_of(factory, name) or self._fixed_group(factory, name)
         self._withdraw()
-
-        def revive(error: WorkerLostError) -> None:
-            self.count_restart(error)
-            self.launcher.restart(group, replace(factory, weights=self._newest()))
-            self._admit_engine(group)
-            self._withdraw()
-
-        able = generation.backend.supports
+        fleet, able = self._fleet, generation.backend.supports
         if "remarks" in able:
             self._engine_remarks += group.call(RemarkingBackend.remarks)[0]
         return GenerationPolicy(
@@ -139,10 +140,51 @@ class RolloutResources(TenantResources):
             reports=REPORTS in able,
             takes_versions=takes_versions(generation.backend, self.placement.form),
             constrains=CONSTRAINED in able,
+            ranks=None if fleet is None else lambda: fleet.ranks,
+            joined=lambda: 0 if fleet is None else fleet.joined,
         )
 
+    def _fixed_group(self, factory: GenerationFactory, name: str) -> tuple[WorkerGroup, Revive]:
+        """Engines whose number stays; all wait for a lost one's replacement."""
+        with self._during(SYNC):
+            group = self.own(self.launcher.engine_group(factory, name))
+        self._admit_engine(group)
+
+        def revive(error: WorkerLostError) -> None:
+            self.count_restart(error)
+            self.launcher.restart(group, replace(factory, weights=self._newest()))
+            self._admit_engine(group)
+            self._withdraw()
+
+        return group, revive
+
+    def _fleet_of(self, factory: GenerationFactory, name: str) -> tuple[WorkerGroup, Revive] | None:
+        """Engines that come and go, where each has devices of its own; else ``None``."""
+        cluster = self.config.cluster
+        if not cluster.uses_ray or cluster.colocated:
+            return None
+        from nemorl.resources.ray_launcher import RayLauncher
+
+        assert isinstance(self.launcher, RayLauncher), "cluster.uses_ray says so"
+        if not self.launcher.has_single_engines:
+            return None
+        source = Source(self.launcher, name, lambda weights: replace(factory, weights=weights), self._newest)
+        fleet = EngineFleet(
+            source,
+            max_restarts=cluster.max_restarts,
+            restart_window_s=cluster.restart_window_s,
+            patience_s=cluster.placement_timeout_s + cluster.worker_timeout_s,
+            warn=self._on_restart,
+            remark=self._engine_remarks.append,
+        )
+        self.own(fleet)
+        fleet.start(cluster.generation_replicas(self.config.generation.backend.devices_per_replica))
+        self._fleet = fleet
+        FleetKeeper(fleet, self._scratch / FOLDER.name, lambda: {"backend": name, "weights": self._version})
+        return fleet, fleet.await_engine
+
     def new_remarks(self) -> Sequence[str]:
-        found, self._engine_remarks = self._engine_remarks, []
+        found = [self._engine_remarks.pop(0) for _ in range(len(self._engine_remarks))]  # another thread may add some
         return [*found, *super().new_remarks()]
 
     def weight_handle(self, version: int, *, digests: bool = False) -> WeightHandle:

@@ -130,9 +130,12 @@ def _ray_groups(trainer: Any) -> list[Any]:
     if not trainer.config.cluster.uses_ray:
         return []
     from nemorl.resources.ray_workers import RayWorkerGroup
+    from nemorl_rl.placement.fleet import EngineFleet
 
     policies = [trainer.run.policy, *trainer.run.auxiliary_models.values()]
     if trainer.config.sampler is not None:
         policies.append(trainer.generation)
-    groups: list[WorkerGroup] = [policy.workers for policy in policies]
+    groups: list[WorkerGroup] = []
+    for workers in (policy.workers for policy in policies):
+        groups += workers.groups if isinstance(workers, EngineFleet) else [workers]
     return [group for group in groups if isinstance(group, RayWorkerGroup)]
