@@ -230,6 +230,7 @@ def test_too_many_are_refused_and_none_of_them_keeps_devices(raises: Raises) -> 
     with raises(ResourceError, 2, 3):
         fleet.add(3, 0.0)
     assert (states(fleet), yard.free) == (["ready"], 2)
+    assert fleet.add(2, 0.0) == ["engine-1", "engine-2"]
     fleet.shutdown()
 
 

@@ -13,19 +13,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nemorl.contracts import GenerationBackend, WorkerGroup
+from nemorl.contracts import GenerationBackend
 from nemorl.contracts.workers import P, R, S, ShardVerb, Verb
 from nemorl.errors import NemorlError, ResourceError, UsageError, WeightsLostError, WorkerLostError, boundary
 from nemorl.weights import Digested, Form, WeightHandle
 
-from nemorl_rl.placement.fleet_engine import Engine, Source, State, first_line
+if TYPE_CHECKING:
+    from nemorl.resources.ray_actor import WorkerFacts
+
+from nemorl_rl.placement.fleet_engine import Devices, Engine, Source, State, first_line
 
 MOST_THREADS = 4096
 """Calls that wait for engines at the same time."""
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 """Between two starts of an engine that does not come up: the second is doubled from the first, up to the last."""
+NO_DEVICES = "; its devices are gone"
 
 
 class EngineFleet:
@@ -76,9 +80,10 @@ class EngineFleet:
             return [engine.number for engine in self._engines if engine.state == "ready"]
 
     @property
-    def groups(self) -> list[WorkerGroup]:
-        """The groups of one of the engines that are there."""
-        return [engine.workers for engine in self._in("ready", "leaving")]
+    def facts(self) -> list[WorkerFacts]:
+        """Host, address and process of each engine that is there, on Ray."""
+        groups: list[Any] = [engine.workers for engine in self._in("ready", "leaving")]
+        return [facts for group in groups for facts in group.facts]
 
     def as_json(self) -> list[dict[str, Any]]:
         """The state of each engine."""
@@ -225,22 +230,23 @@ class EngineFleet:
         Raises:
             ResourceError: There are no devices for so many.
         """
-        reserved: list[Engine] = []
+        reserved: list[Devices] = []
         try:
-            for _ in range(size):
-                reserved.append(Engine(next(self._numbers), self._source.starter.reserve_engine(wait_s)))
+            while len(reserved) < size:
+                reserved.append(self._source.starter.reserve_engine(wait_s))
         except NemorlError as error:
-            for engine in reserved:
-                engine.devices.shutdown()
+            for devices in reserved:
+                devices.shutdown()
             raise ResourceError(
                 f"there are devices for {len(reserved)} of {size} more engines: {error.message}",
                 fix="ask for fewer, join more nodes, or end what holds the devices (`ray status` lists it)",
             ) from error
         with self._changed:
-            self._engines += reserved
-        for engine in reserved:
+            engines = [Engine(next(self._numbers), devices) for devices in reserved]
+            self._engines += engines
+        for engine in engines:
             self._pool.submit(self._bring, engine)
-        return [engine.name for engine in reserved]
+        return [engine.name for engine in engines]
 
     def drop(self, name: str) -> None:
         """Let an engine finish what it has, then end it and give its devices back.
@@ -263,6 +269,9 @@ class EngineFleet:
         for engine in self._in("lost"):
             if now >= engine.retry_at:
                 self._retry(engine, now)
+        for engine in self._in("starting"):
+            if not engine.devices.is_there:  # its node was lost with it; Ray goes on with the start on another one
+                engine.trouble = _without_devices(engine.trouble)
         with self._changed:
             gone = [engine for engine in self._in("leaving") if engine.in_progress == 0]
             self._engines = [engine for engine in self._engines if engine not in gone]
@@ -272,7 +281,7 @@ class EngineFleet:
     def _retry(self, engine: Engine, now: float) -> None:
         engine.retry_at = now + FIRST_RETRY_S
         if not engine.devices.is_there:
-            engine.trouble = f"{engine.trouble.removesuffix(NO_DEVICES)}{NO_DEVICES}"
+            engine.trouble = _without_devices(engine.trouble)
             return
         with self._changed:
             while engine.retries and engine.retries[0] <= now - self._window_s:
@@ -379,4 +388,6 @@ class EngineFleet:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-NO_DEVICES = "; its devices are gone"
+def _without_devices(trouble: str) -> str:
+    """What is wrong with an engine whose node is gone, too."""
+    return f"{trouble.removesuffix(NO_DEVICES)}{NO_DEVICES}"

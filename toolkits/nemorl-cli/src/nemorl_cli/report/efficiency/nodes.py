@@ -135,7 +135,5 @@ def _ray_groups(trainer: Any) -> list[Any]:
     policies = [trainer.run.policy, *trainer.run.auxiliary_models.values()]
     if trainer.config.sampler is not None:
         policies.append(trainer.generation)
-    groups: list[WorkerGroup] = []
-    for workers in (policy.workers for policy in policies):
-        groups += workers.groups if isinstance(workers, EngineFleet) else [workers]
-    return [group for group in groups if isinstance(group, RayWorkerGroup)]
+    groups: list[WorkerGroup] = [policy.workers for policy in policies]
+    return [group for group in groups if isinstance(group, RayWorkerGroup | EngineFleet)]
