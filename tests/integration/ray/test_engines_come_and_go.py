@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 from elastic_runs import Kill, apart, deaths, learnt, settings, train, weights
+from nemorl.config import ClusterConfig
 from nemorl.config.load import load_config
+from nemorl.errors import ResourceError
+from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl_cli.console import Console
+from recorded_messages import Raises
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 REWARD = """
 def digits(prompt, response):
     return float(sum(character.isdigit() for character in response))
@@ -63,6 +69,32 @@ def test_an_asynchronous_run_that_loses_half_of_its_engines_skips_and_repeats_no
     assert {record["train/num_samples"] for record in found} == {32.0}
     assert max(record["train/max_trajectory_age"] for record in result.history if "train/loss" in record) <= 1
     assert "engine-0 is lost" in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+@pytest.mark.usefixtures("private_ray")
+def test_places_of_single_engines_are_refused_together_and_given_back_one_by_one(raises: Raises) -> None:
+    cores = len(os.sched_getaffinity(0))
+    config = ClusterConfig(launcher="ray", workers_per_node=1, placement_timeout_s=30)
+
+    def free() -> float:
+        return float(ray.available_resources().get("CPU", 0.0))  # type: ignore[no-untyped-call]
+
+    def places(count: int) -> list[RayVirtualCluster]:
+        return RayVirtualCluster.single_places(count, config, devices_per_worker=1, role="generation")
+
+    with raises(ResourceError, cores + 1, varies=r".+"):
+        places(cores + 1)
+    found = places(cores)
+    assert all(one.is_there for one in found)
+    assert {place.index for one in found for place in one.places} == {0}
+    found[0].shutdown()
+    again = places(1)[0]  # what is free is one place
+    for one in (again, *found[1:]):
+        one.shutdown()
+    end = time.monotonic() + 30
+    while free() < cores:
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def nemorl(*arguments: object) -> subprocess.CompletedProcess[str]:

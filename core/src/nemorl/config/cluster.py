@@ -96,7 +96,8 @@ class ClusterConfig(Config):
     """Longest time for one call on a worker (a training step, a rollout, loading the model). On expiry the run says who
     did not answer."""
     max_restarts: int = Field(3, ge=0)
-    """How many times within ``restart_window_s`` a run replaces workers that died or hang before it gives up."""
+    """How many times within ``restart_window_s`` a run replaces workers that died or hang before it gives up. Engines
+    with devices of their own are counted each for itself."""
     restart_window_s: float = Field(3600.0, gt=0)
     """Seconds after which a replaced worker no longer counts: runs survive rare losses, not workers that always die."""
     weight_transport: str | None = None

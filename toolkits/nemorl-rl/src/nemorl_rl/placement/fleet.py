@@ -338,6 +338,8 @@ class EngineFleet:
             engine.group = None
         with self._changed:
             engine.trouble = first_line(error)
+            if isinstance(error, WeightsLostError) and engine.retries:
+                engine.retries.pop()  # the trainer died, and comes back: it is not the engine's fault
             wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** len(engine.retries))
             engine.retry_at = time.monotonic() + wait_s
             if engine.state == "starting":
