@@ -19,10 +19,6 @@ from nemorl.weights import WeightHandle, in_process_handle
 
 from nemorl_rl.agents.contract import CONSTRAINED
 from nemorl_rl.config import RolloutRunConfig
-from nemorl_rl.placement.fleet import EngineFleet
-from nemorl_rl.placement.fleet_engine import Source
-from nemorl_rl.placement.fleet_keeper import FleetKeeper
-from nemorl_rl.placement.fleet_orders import FOLDER
 from nemorl_rl.placement.tenant_resources import TenantResources
 from nemorl_rl.placement.tenants import DRAFT, ENGINE, ROLLOUT, SYNC, TRAIN, WRITES, EngineTenant, Phase, PhaseGate
 from nemorl_rl.serving.generation_policy import REPORTS, GenerationPolicy, RequestLimits
@@ -31,6 +27,8 @@ from nemorl_rl.serving.snapshots import held_versions, takes_versions
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
+
+    from nemorl_rl.placement.fleet import EngineFleet
 
 Revive = Callable[[WorkerLostError], None]
 """Has a lost engine replaced, or raises the error that it is given."""
@@ -164,6 +162,11 @@ class RolloutResources(TenantResources):
         if not cluster.uses_ray or cluster.colocated:
             return None
         from nemorl.resources.ray_launcher import RayLauncher
+
+        from nemorl_rl.placement.fleet import EngineFleet
+        from nemorl_rl.placement.fleet_engine import Source
+        from nemorl_rl.placement.fleet_keeper import FleetKeeper
+        from nemorl_rl.placement.fleet_orders import FOLDER
 
         assert isinstance(self.launcher, RayLauncher), "cluster.uses_ray says so"
         if not self.launcher.has_single_engines:
