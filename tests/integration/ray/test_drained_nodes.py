@@ -23,6 +23,7 @@ from nemorl.run import TrainResult
 from nemorl_cli.console import Console
 from nemorl_grpo.config import GRPOConfig
 from nemorl_rl.callbacks import Callback
+from nemorl_rl.placement.fleet import EngineFleet
 from ray.cluster_utils import Cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -94,7 +95,9 @@ class DrainAt(Callback):
 
 
 def node_of(group: Any) -> str:
-    """The node of a group's first worker."""
+    """The node of a group's first worker, or of a fleet's first engine."""
+    if isinstance(group, EngineFleet):
+        group = group._in("ready")[0].group
     place = group._ranks[0].places[0]
     node: str = ray.util.placement_group_table(place.group)["bundles_to_node_id"][place.index]
     return node
@@ -124,11 +127,10 @@ ONE = {"num_nodes": 1, "workers_per_node": 1}
     ("role", "layout", "moves_training"),
     [
         ("trainer", APART, True),
-        pytest.param("generator", APART, False, marks=pytest.mark.full),
         pytest.param("trainer", ONE, True, marks=pytest.mark.full),
         pytest.param("trainer", {**ONE, "take_turns": True}, True, marks=pytest.mark.full),
     ],
-    ids=["trainer", "generator", "both", "both, which take turns"],
+    ids=["trainer", "both", "both, which take turns"],
 )
 def test_workers_leave_a_node_that_drains_between_two_steps_and_nothing_changes(
     role: str, layout: dict[str, Any], moves_training: bool, cluster: Any, tiny_model: Path, tmp_path: Path
@@ -171,17 +173,28 @@ def test_a_worker_that_dies_on_a_node_that_drains_begins_anew_elsewhere(
 
 
 @pytest.mark.full
-def test_an_asynchronous_run_goes_on_while_its_engine_moves(cluster: Any, tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_engine_with_devices_of_its_own_leaves_by_itself(
+    mode: str, cluster: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Moves(DrainAt):
+        """A step later the next one has come."""
+
+        def on_step_begin(self, trainer: Any, step: int) -> None:
+            super().on_step_begin(trainer, step)
+            end_s = time.monotonic() + 120
+            while step == self.step + 1 and trainer.generation.workers.ranks != [1] and time.monotonic() < end_s:
+                time.sleep(0.1)
+
+    monkeypatch.setattr("nemorl_rl.placement.fleet.LOOK_S", 0.0)
     shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 0}
-    drained = DrainAt("generator", 2)
-    moved = train(tiny_model, tmp_path / "run", drained, rollouts={"mode": "async"}, **shared, **APART)
-    steps = [record["step"] for record in moved.history if "train/loss" in record]
-    assert steps == [1, 2, 3, 4]
-    assert [event["event"] for event in events(tmp_path / "run", "draining", "moved", "recovered")] == [
-        "draining",
-        "moved",
-    ]
+    drained = Moves("generator", 2)
+    moved = train(tiny_model, tmp_path / "moved", drained, rollouts={"mode": mode}, **shared, **APART)
+    assert [record["step"] for record in moved.history if "train/loss" in record] == [1, 2, 3, 4]
     assert drained.node not in drained.nodes_at_end.values()
+    assert not events(tmp_path / "moved", "recovered", "moved")
+    if mode == "sync":
+        assert outcome(moved) == outcome(train(tiny_model, tmp_path / "alone", gpus_per_node=0))
 
 
 @pytest.mark.full

@@ -100,7 +100,8 @@ class ClusterConfig(Config):
     takes the group for hung: it names who has not come and replaces the group. Unset: only ``worker_timeout_s`` ends
     such a wait."""
     max_restarts: int = Field(3, ge=0)
-    """How many times within ``restart_window_s`` a run replaces workers that died or hang before it gives up."""
+    """How many times within ``restart_window_s`` a run replaces workers that died or hang before it gives up. Engines
+    with devices of their own are counted each for itself."""
     restart_window_s: float = Field(3600.0, gt=0)
     """Seconds after which a replaced worker no longer counts: runs survive rare losses, not workers that always die."""
     weight_transport: str | None = None

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import RayError
@@ -101,6 +101,35 @@ class RayVirtualCluster:
             for index in range(count)
         ]
 
+    @classmethod
+    def single_places(cls, count: int, config: ClusterConfig, *, devices_per_worker: int, role: str) -> list[Self]:
+        """``count`` clusters of one place each, on any nodes: each can be given back without the others.
+
+        Raises:
+            ResourceError: as the constructor, for all of them together.
+            DeadlineError: as the constructor.
+        """
+        found: list[Self] = []
+        with ExitStack() as undo:
+            while len(found) < count:
+                found.append(cls([1], config, devices_per_worker=devices_per_worker, role=role))
+                undo.callback(found[-1].shutdown)
+                if sum(capacity := found[0]._capacity()) < count:
+                    raise found[0]._too_small([count], capacity)
+            undo.pop_all()
+        return found
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all places are on nodes that are alive. Ray looks for other nodes in place of lost ones."""
+        with suppress(RayError):
+            return all(placement_group_table(group)["state"] == "CREATED" for group in self._groups)
+        return False
+
+    def is_on(self, nodes: Collection[str]) -> bool:
+        """Whether some places are on one of these nodes, by id."""
+        return any(_home(group) in nodes for group in self._groups)
+
     @property
     def world_size(self) -> int:
         return len(self.places)
@@ -170,12 +199,18 @@ class RayVirtualCluster:
         self._session.close()
 
     def _require_capacity(self, workers_per_node: Sequence[int]) -> None:
-        capacity = sorted((self._fits(node["Resources"]) for node in _alive()), reverse=True)
-        asked = sorted(workers_per_node, reverse=True)
-        if all(count <= room for count, room in zip(asked, capacity, strict=False)) and len(asked) <= len(capacity):
-            return
+        capacity, asked = self._capacity(), sorted(workers_per_node, reverse=True)
+        fits = all(count <= room for count, room in zip(asked, capacity, strict=False))
+        if not fits or len(asked) > len(capacity):
+            raise self._too_small(asked, capacity)
+
+    def _capacity(self) -> list[int]:
+        """Places that each node could hold if it were empty, the largest first."""
+        return sorted((self._fits(node["Resources"]) for node in _alive()), reverse=True)
+
+    def _too_small(self, asked: Sequence[int], capacity: Sequence[int]) -> ResourceError:
         nodes = "; ".join(f"{node['NodeManagerHostname']}: {_amounts(node['Resources'])}" for node in _alive())
-        raise ResourceError(
+        return ResourceError(
             f"asked for {_shape(asked)} with {_amounts(self.bundle)} each; the cluster has {nodes}, "
             f"which holds {_shape([room for room in capacity if room] or [0])}",
             fix="lower cluster.num_nodes, gpus_per_node, workers_per_node or cpus_per_worker, or join a larger cluster "

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
-from nemorl.config.models import Placement
+from nemorl.config.cluster import ClusterConfig
+from nemorl.config.models import GenerationConfig, Placement
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.resources.ray_cluster import RayVirtualCluster
-from nemorl.resources.ray_drain import DrainWatch
+from nemorl.resources.ray_drain import DrainWatch, draining_nodes
 from nemorl.resources.ray_errors import lost_cluster_named, token_of_the_driver_alone_named
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
@@ -45,7 +48,11 @@ class RayLauncher:
             self._training = RayVirtualCluster([count for count in training if count], cluster, role="training")
             self._stack.callback(self._training.shutdown)
             self._generation, self._engine_places = self._training, width
-            if apart:
+            self.has_single_engines = 0 < width <= cluster.devices_per_node and apart > 0 and not placement.takes_turns
+            self._unused: list[RayVirtualCluster] = []
+            if self.has_single_engines:
+                self._unused = self._single_places(apart // width, cluster)
+            elif apart:
                 on_node = min(width, cluster.devices_per_node)  # of one engine
                 places = [count // on_node for count in generation if count]
                 self._generation = RayVirtualCluster(places, cluster, devices_per_worker=on_node, role="generation")
@@ -69,22 +76,52 @@ class RayLauncher:
 
     @token_of_the_driver_alone_named()
     def engine_group(self, factory: WorkerFactory, name: str) -> WorkerGroup:
-        generation = self._config.sampler
-        assert generation is not None, "this kind of run samples nothing"
-        supports, width = generation.backend.supports, generation.backend.devices_per_replica
-        settings = GroupSettings(
+        width = self._sampler.backend.devices_per_replica
+        settings = replace(
+            self._engine_settings(name),
             share=self._generation_share,
             places_per_worker=self._engine_places,
+            workers=self._config.cluster.generation_replicas(width),
+        )
+        return RayWorkerGroup(self._generation, factory, self._context, settings)
+
+    def reserve_engine(self, wait_s: float) -> RayVirtualCluster:
+        """Devices of one engine, which it gives back alone: first those that the run began with, then others."""
+        if self._unused:
+            return self._unused.pop(0)
+        cluster = self._config.cluster.model_copy(update={"placement_timeout_s": wait_s})
+        return self._single_places(1, cluster)[0]
+
+    @token_of_the_driver_alone_named()
+    def start_engine(self, devices: RayVirtualCluster, factory: WorkerFactory, name: str, number: int) -> WorkerGroup:
+        """An engine on devices of ``reserve_engine``, as a group of one."""
+        settings = replace(self._engine_settings(name), first=number)
+        return RayWorkerGroup(devices, factory, self._context, settings)
+
+    def _single_places(self, count: int, cluster: ClusterConfig) -> list[RayVirtualCluster]:
+        width = self._sampler.backend.devices_per_replica
+        found = RayVirtualCluster.single_places(count, cluster, devices_per_worker=width, role="generation")
+        for devices in found:
+            self._stack.callback(devices.shutdown)
+        return found
+
+    @property
+    def _sampler(self) -> GenerationConfig:
+        assert self._config.sampler is not None, "this kind of run samples nothing"
+        return self._config.sampler
+
+    def _engine_settings(self, name: str) -> GroupSettings:
+        generation = self._sampler
+        supports = generation.backend.supports
+        return GroupSettings(
             log_folder=self._log_folder,
             name=name,
             is_spmd=False,
             python=generation.interpreter,
             modules=generation.backend.requires_modules,
-            workers=self._config.cluster.generation_replicas(width),
             # An update must be able to reach an engine that is generating.
             concurrent_calls=1 + ("in_flight_updates" in supports) + SUBMITTED_CALLS * ("submit" in supports),
         )
-        return RayWorkerGroup(self._generation, factory, self._context, settings)
 
     def _algorithm_package(self) -> list[str]:
         """Losses travel by name, so it must be where the trainer is. What a script defines travels by value."""
@@ -107,6 +144,10 @@ class RayLauncher:
     def _may_drain(self) -> bool:
         """Nodes are others', and may be wanted back."""
         return self._config.cluster.address is not None
+
+    def leaving_nodes(self) -> Collection[str]:
+        """Ids of the nodes that the cluster is about to take away."""
+        return draining_nodes() if self._may_drain else ()
 
     def drained_nodes(self) -> list[str]:
         return self._drains.drained_nodes() if self._may_drain else []

@@ -68,6 +68,8 @@ class GroupSettings:
     """Fraction of each place that this group reserves; colocated groups share places."""
     concurrent_calls: int = 1
     """Calls that one worker serves at the same time."""
+    first: int = 0
+    """Number of the first rank in messages and names of log files"""
     workers: int | None = None
     """Use only the first places of the cluster; unset: all."""
     places_per_worker: int = 1
@@ -220,7 +222,7 @@ class RayWorkerGroup(HostGroup):
     def _invoke(
         self, rank: _Rank, role: Role, method: str, kwargs: dict[str, Any], args: Sequence[Any], **options: Any
     ) -> Any:
-        logs = carried(worker=self.settings.name, rank=rank.number)
+        logs = carried(worker=self.settings.name, rank=self.settings.first + rank.number)
         invoke = rank.actor.invoke.options(num_returns=2) if options.get("keeps") else rank.actor.invoke
         return invoke.remote(role, method, kwargs, logs, *args, **options)
 
@@ -449,7 +451,7 @@ class RayWorkerGroup(HostGroup):
     def _who(self, rank: _Rank) -> str:
         facts = rank.facts
         process = f" (process {facts.pid} on {facts.host})" if facts.pid else f" ({facts.host})"
-        return f"{self.settings.name} rank {rank.number}{process}"
+        return f"{self.settings.name} rank {self.settings.first + rank.number}{process}"
 
     def _lost(self, what: str, rank: _Rank, error: RayError) -> WorkerLostError:
         rank.is_lost = True
@@ -487,7 +489,7 @@ class RayWorkerGroup(HostGroup):
 
     def _log(self, number: int) -> Path | None:
         folder = self.settings.log_folder
-        return folder and folder / f"{self.settings.name.replace(' ', '-')}-{number}.log"
+        return folder and folder / f"{self.settings.name.replace(' ', '-')}-{self.settings.first + number}.log"
 
     def _log_size(self, number: int) -> int:
         log = self._log(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -27,6 +28,11 @@ from nemorl_rl.serving.snapshots import held_versions, takes_versions
 
 if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
+
+    from nemorl_rl.placement.fleet import EngineFleet
+
+Revive = Callable[[WorkerLostError], None]
+"""Has a lost engine replaced, or raises the error that it is given."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,11 @@ class RolloutResources(TenantResources):
         self._version = 0
         self._engine_remarks: list[str] = []
         self._absence: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Engines that are displaced end as its block begins, and are started anew as it ends."""
+        """Engines that are displaced end as its block begins, and are started anew as it ends. Those of a fleet leave
+        by themselves."""
+        self._fleet: EngineFleet | None = None
+        """The engines, where each has devices of its own"""
+        self._scratch = run_dir / "scratch"
         super().__init__(config, run_dir, on_restart=on_restart)
         placement, tenancy = self.placement, self._tenancy
         # An update that brings all weights, of the only version that there is, leaves nothing to keep.
@@ -125,21 +135,9 @@ class RolloutResources(TenantResources):
         bare = config.policy.model_copy(update={"backend": TrainingBackendConfig()})
         factory = GenerationFactory(generation, bare, weights)
         name = f"generation backend {short_name(generation.backend)}"
-        with self._during(SYNC):
-            group = self.own(self.launcher.engine_group(factory, name))
-        self._admit_engine(group)
+        group, revive = self._fleet_of(factory, name) or self._fixed_group(factory, name)
         self._withdraw()
-
-        def begin_anew() -> None:
-            self.launcher.restart(group, replace(factory, weights=self._newest()))
-            self._admit_engine(group)
-            self._withdraw()
-
-        def revive(error: WorkerLostError) -> None:
-            self.count_restart(error)
-            begin_anew()
-
-        able = generation.backend.supports
+        fleet, able = self._fleet, generation.backend.supports
         if "remarks" in able:
             self._engine_remarks += group.call(RemarkingBackend.remarks)[0]
         policy = GenerationPolicy(
@@ -151,25 +149,75 @@ class RolloutResources(TenantResources):
             reports=REPORTS in able,
             takes_versions=takes_versions(generation.backend, self.placement.form),
             constrains=CONSTRAINED in able,
+            ranks=None if fleet is None else lambda: fleet.ranks,
+            joined=lambda: 0 if fleet is None else fleet.joined,
         )
 
-        @contextmanager
-        def absence() -> Iterator[None]:
-            if not self.launcher.is_displaced(group):
-                yield
-                return
-            with policy.replacing():
-                self.launcher.retire(group)
-                if self._tenancy is not None:
-                    self._tenancy.dismiss(ENGINE)
-                yield
-                begin_anew()
-
-        self._absence = absence
+        if fleet is None:
+            self._absence = partial(self._absent, group, factory, policy)
         return policy
 
+    def _fixed_group(self, factory: GenerationFactory, name: str) -> tuple[WorkerGroup, Revive]:
+        """Engines whose number stays; all wait for a lost one's replacement."""
+        with self._during(SYNC):
+            group = self.own(self.launcher.engine_group(factory, name))
+        self._admit_engine(group)
+
+        def revive(error: WorkerLostError) -> None:
+            self.count_restart(error)
+            self._begin_anew(group, factory)
+
+        return group, revive
+
+    def _begin_anew(self, group: WorkerGroup, factory: GenerationFactory) -> None:
+        self.launcher.restart(group, replace(factory, weights=self._newest()))
+        self._admit_engine(group)
+        self._withdraw()
+
+    @contextmanager
+    def _absent(self, group: WorkerGroup, factory: GenerationFactory, policy: GenerationPolicy) -> Iterator[None]:
+        if not self.launcher.is_displaced(group):
+            yield
+            return
+        with policy.replacing():
+            self.launcher.retire(group)
+            if self._tenancy is not None:
+                self._tenancy.dismiss(ENGINE)
+            yield
+            self._begin_anew(group, factory)
+
+    def _fleet_of(self, factory: GenerationFactory, name: str) -> tuple[WorkerGroup, Revive] | None:
+        """Engines that come and go, where each has devices of its own; else ``None``."""
+        cluster = self.config.cluster
+        if not cluster.uses_ray or cluster.colocated:
+            return None
+        from nemorl.resources.ray_launcher import RayLauncher
+
+        from nemorl_rl.placement.fleet import EngineFleet
+        from nemorl_rl.placement.fleet_engine import Source
+        from nemorl_rl.placement.fleet_keeper import FleetKeeper
+        from nemorl_rl.placement.fleet_orders import FOLDER
+
+        assert isinstance(self.launcher, RayLauncher), "cluster.uses_ray says so"
+        if not self.launcher.has_single_engines:
+            return None
+        source = Source(self.launcher, name, lambda weights: replace(factory, weights=weights), self._newest)
+        fleet = EngineFleet(
+            source,
+            max_restarts=cluster.max_restarts,
+            restart_window_s=cluster.restart_window_s,
+            patience_s=cluster.placement_timeout_s + cluster.worker_timeout_s,
+            warn=self._on_restart,
+            remark=self._engine_remarks.append,
+        )
+        self.own(fleet)
+        fleet.start(cluster.generation_replicas(self.config.generation.backend.devices_per_replica))
+        self._fleet = fleet
+        FleetKeeper(fleet, self._scratch / FOLDER.name, lambda: {"backend": name, "weights": self._version})
+        return fleet, fleet.await_engine
+
     def new_remarks(self) -> Sequence[str]:
-        found, self._engine_remarks = self._engine_remarks, []
+        found = [self._engine_remarks.pop(0) for _ in range(len(self._engine_remarks))]  # another thread may add some
         return [*found, *super().new_remarks()]
 
     def weight_handle(self, version: int, *, digests: bool = False) -> WeightHandle:

@@ -50,6 +50,8 @@ class GenerationPolicy:
         reports: bool = False,
         takes_versions: bool = False,
         constrains: bool = False,
+        ranks: Callable[[], Sequence[int]] | None = None,
+        joined: Callable[[], int] = lambda: 0,
     ) -> None:
         """
         Args:
@@ -61,6 +63,8 @@ class GenerationPolicy:
             reports: Its backend has metrics of its own (capability ``generation_metrics``, ``ReportingSampler``).
             takes_versions: Requests may name weights (``nemorl_rl.serving.snapshots``).
             constrains: Requests may bring a schema for their responses (capability ``constrained``).
+            ranks: Numbers of the replicas that take requests now, where they come and go. Unset: all, always.
+            joined: Counts the replicas that came after the first ones.
         """
         self.constrains = constrains
         self.version = 0
@@ -73,6 +77,7 @@ class GenerationPolicy:
         self.workers, self._turn, self._on_update = workers, turn, on_update
         self._revive = revive
         self._lives = 0
+        self._ranks, self._joined = ranks, joined
         self._reviving = threading.Lock()
         self._single_requests = single_requests
         self._desk: RequestDesk | None = None
@@ -158,6 +163,7 @@ class GenerationPolicy:
                     turn=partial(self._turn, ROLLOUT),
                     replace=self._replace_lost,
                     life=lambda: self._lives,
+                    ranks=self._ranks,
                 )
             return self._desk
 
@@ -178,8 +184,8 @@ class GenerationPolicy:
 
     @property
     def lives(self) -> int:
-        """How many times lost replicas were replaced."""
-        return self._lives
+        """How many times replicas were replaced, or joined."""
+        return self._lives + self._joined()
 
     def take_metrics(self) -> Metrics:
         """The replicas' metrics of their own work since they were last asked."""

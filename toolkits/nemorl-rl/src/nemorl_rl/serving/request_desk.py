@@ -60,6 +60,7 @@ class RequestDesk:
         turn: Callable[[], AbstractContextManager[None]],
         replace: Callable[[WorkerLostError, int], None],
         life: Callable[[], int],
+        ranks: Callable[[], Sequence[int]] | None = None,
     ) -> None:
         """
         Args:
@@ -68,9 +69,11 @@ class RequestDesk:
             turn: Has the devices while requests run.
             replace: Replaces lost replicas, given the life in which the loss was noticed.
             life: Counts replacements.
+            ranks: Numbers of the replicas that take requests now. Unset: all, always.
         """
         self._workers, self._turn, self._replace, self._life = workers, turn, replace, life
-        self._router = Router(workers.data_parallel_size, limit)
+        everybody = range(workers.data_parallel_size)
+        self._router = Router(ranks or (lambda: everybody), limit)
         self._numbers = count()
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         """Commands in order; ``None`` ends the thread."""
@@ -151,6 +154,8 @@ class RequestDesk:
                 return
             rank = self._router.choose(self._waiting[0].beginnings)
             if rank is None:
+                if not self._router.loads:
+                    self._begin_replacing(WorkerLostError("no replica is left", fix="see its log"), self._life())
                 return
             self._send(self._waiting.popleft(), rank)
 
@@ -198,9 +203,12 @@ class RequestDesk:
         call.rank = None
         self._waiting.appendleft(call)
         if not self._is_held and call.life == self._life():
-            self._is_held = True
-            # A replacement takes as long as a start: others may be answered, cancelled or late meanwhile.
-            threading.Thread(target=self._have_replaced, args=(error, call.life), daemon=True).start()
+            self._begin_replacing(error, call.life)
+
+    def _begin_replacing(self, error: WorkerLostError, life: int) -> None:
+        self._is_held = True
+        # A replacement takes as long as a start: others may be answered, cancelled or late meanwhile.
+        threading.Thread(target=self._have_replaced, args=(error, life), daemon=True).start()
 
     def _have_replaced(self, error: WorkerLostError, life: int) -> None:
         failure: Exception | None = None
@@ -240,7 +248,7 @@ class RequestDesk:
 
     def _late_error(self, call: _Call) -> DeadlineError:
         where = "a place at a replica" if call.rank is None else f"replica {call.rank}"
-        loads = ", ".join(map(str, self._router.loads))
+        loads = ", ".join(map(str, self._router.loads.values()))
         return DeadlineError(
             f"{call.owner} waited {call.limit_s:g} s for {where} of the generation backend (requests by replica: "
             f"{loads}; waiting: {len(self._waiting)})",

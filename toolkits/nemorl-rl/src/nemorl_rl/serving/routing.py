@@ -1,13 +1,13 @@
 """The choice of who answers a request: the least loaded, but one that has computed its beginning if it can.
 
 ``Affinity`` remembers who knows what and chooses among those that are there, which may come and go. ``Router`` counts
-besides, for a fixed number of replicas.
+besides.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 Place = TypeVar("Place", bound=Hashable)
@@ -67,7 +67,7 @@ class Router:
     """Counts the requests of replicas and chooses among them.
 
     Example:
-        >>> router = Router(replicas=2, limit=2)
+        >>> router = Router(lambda: range(2), limit=2)
         >>> [router.choose(["a"]), router.choose(["b"]), router.choose(["a"]), router.choose(["c"])]
         [0, 1, 0, 1]
         >>> router.choose(["a"]) is None  # both are full
@@ -77,30 +77,35 @@ class Router:
         1
     """
 
-    def __init__(self, replicas: int, limit: int) -> None:
+    def __init__(self, replicas: Callable[[], Sequence[int]], limit: int) -> None:
         """
         Args:
-            replicas: How many there are.
+            replicas: Numbers of those that are there now.
             limit: Most requests of one.
         """
-        self.loads = [0] * replicas
-        """Requests of each replica."""
-        self._limit = limit
+        self._replicas, self._limit = replicas, limit
+        self._counts: dict[int, int] = {}
+        """Requests of each replica that ever had one."""
         self._affinity = Affinity[int]()
+
+    @property
+    def loads(self) -> dict[int, int]:
+        """Requests of each replica that is there."""
+        return {rank: self._counts.get(rank, 0) for rank in self._replicas()}
 
     def choose(self, beginnings: Sequence[Hashable]) -> int | None:
         """The replica for a request, which it has from now on; ``None`` if all are full."""
-        free = {rank: load for rank, load in enumerate(self.loads) if load < self._limit}
+        free = {rank: load for rank, load in self.loads.items() if load < self._limit}
         if not free:
             return None
         rank = self._affinity.choose(beginnings, free)
-        self.loads[rank] += 1
+        self._counts[rank] = free[rank] + 1
         self._affinity.remember(beginnings, rank)
         return rank
 
     def release(self, rank: int) -> None:
         """A request of this replica has ended."""
-        self.loads[rank] -= 1
+        self._counts[rank] -= 1
 
 
 def beginnings_of(token_ids: Sequence[int]) -> Sequence[Hashable]:

@@ -130,9 +130,10 @@ def _ray_groups(trainer: Any) -> list[Any]:
     if not trainer.config.cluster.uses_ray:
         return []
     from nemorl.resources.ray_workers import RayWorkerGroup
+    from nemorl_rl.placement.fleet import EngineFleet
 
     policies = [trainer.run.policy, *trainer.run.auxiliary_models.values()]
     if trainer.config.sampler is not None:
         policies.append(trainer.generation)
     groups: list[WorkerGroup] = [policy.workers for policy in policies]
-    return [group for group in groups if isinstance(group, RayWorkerGroup)]
+    return [group for group in groups if isinstance(group, RayWorkerGroup | EngineFleet)]
