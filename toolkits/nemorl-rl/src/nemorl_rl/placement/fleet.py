@@ -2,8 +2,8 @@
 
 Each engine is a group of one worker. One that is lost is left out at once: its work goes to the others, and it is
 started again as soon as its devices are there. An engine that comes later gets the newest weights before its first
-request. One whose node is about to go stays until another is ready elsewhere. What keeps time and listens to people is in
-``fleet_keeper``.
+request. One whose node is about to go stays until another is ready elsewhere. What keeps time and listens to people is
+in ``fleet_keeper``.
 """
 
 from __future__ import annotations
