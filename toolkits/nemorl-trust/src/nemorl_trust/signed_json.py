@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemorl.base.files.atomic import replace_text
+from nemorl.base.text.reading import UnreadableError, parse_json
 from nemorl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ class SignedFormat:
             UsageError: It is of another format.
         """
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            found = parse_json(text)
+        except UnreadableError as error:
             raise UsageError(f"{source} is no {self.called}: {error}", fix=f"write it: {self.write_it}") from error
         if not isinstance(found, dict) or found.get("format") != self.name or self.field not in found:
             what = found.get("format") if isinstance(found, dict) else type(found).__name__
