@@ -49,6 +49,7 @@ def entries(install: Install) -> list[PluginEntry]:
 
 def written(entries: list[PluginEntry], folder: Path, *results: dict[str, Any], full: bool = True) -> tuple[Any, str]:
     """The listing and the badge."""
+    folder.mkdir()
     file, badge = write_badges(results, entries, folder, full=full, device="cpu")
     assert (file.name, badge.name) == ("acme-env.json", "acme-env-1.2.svg")
     return json.loads(file.read_text()), badge.read_text()
@@ -88,7 +89,7 @@ def test_badge_and_listing_say_what_was_seen(
 
 def test_what_a_plugin_says_of_its_failure_is_one_harmless_line(entries: list[PluginEntry], tmp_path: Path) -> None:
     broken = result(0, ["first\x1b[2J\nsecond <b>" + "x" * 9999])
-    listed, badge = written(entries, tmp_path, broken, result(1))
+    listed, badge = written(entries, tmp_path / "out", broken, result(1))
     (failed,) = listed["versions"][0]["conformance"]["parts"]["environments:one"]["failed"]
     assert failed.startswith("first\\x1b[2J second <b>xxx")
     assert len(failed) == 500
@@ -108,7 +109,7 @@ def test_other_versions_stay_listed_and_the_newest_says_what_it_is() -> None:
 def test_the_wheel_is_noted_where_pip_knows_it(entries: list[PluginEntry], site: Path, tmp_path: Path) -> None:
     url = {"url": "file:///x.whl", "archive_info": {"hashes": {"sha256": "ab" * 32}}}
     (site / "acme_env-1.2.dist-info" / "direct_url.json").write_text(json.dumps(url))
-    listed, _ = written(entries, tmp_path, result(1), result(1))
+    listed, _ = written(entries, tmp_path / "out", result(1), result(1))
     assert listed["versions"][0]["sha256"] == "ab" * 32
 
 

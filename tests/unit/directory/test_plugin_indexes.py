@@ -317,6 +317,8 @@ def test_settings_that_name_no_key_are_refused(wrong: str, tmp_path: Path, raise
 def test_an_index_without_a_key_is_refused(monkeypatch: pytest.MonkeyPatch, raises: Raises) -> None:
     with raises(UsageError, "i.json", "--key"):
         list(sources("i.json", None))
+    with raises(UsageError, "i.pub", "--index"):
+        list(sources(None, Path("i.pub")))
     monkeypatch.setenv("NEMORL_PLUGIN_INDEX", "j.json")
     with raises(UsageError, "j.json"):
         list(sources(None, None))

@@ -15,6 +15,7 @@ from textwrap import indent, shorten
 from typing import Annotated, Any
 
 import typer
+from nemorl.base.files.atomic import storing
 from nemorl.base.packages.plugin_policy import normalize
 from nemorl.base.packages.standard_plugins import how_to_install
 from nemorl.base.text.suggest import did_you_mean
@@ -183,6 +184,8 @@ def check(
     named = {(e.kind, e.id): e for name in names or () if name not in losses for e in _named(name)}
     entries = _of_kind(named.values() if names else registry().index.entries, kind)
     if badge is not None:
+        with storing(badge):  # before minutes of checks
+            badge.mkdir(parents=True, exist_ok=True)
         entries = _whole_distributions(entries, is_part=kind is not None or bool(losses))
     with _counting(len(entries) + len(losses), quiet=as_json) as done, ThreadPoolExecutor(AT_ONCE) as threads:
         results = list(threads.map(lambda entry: done(entry.id, check_entry(entry, full, device, timeout)), entries))

@@ -41,7 +41,7 @@ from nemorl_cli.terminal import plain
 COLOURS = {"passed": "#4c1", "quick": "#a4a61d", "partial": "#dfb317", "failed": "#e05d44"}
 """The greens, yellows and reds that readers of badges know; less green where only the quick checks ran."""
 LABEL = "nemorl conformance"
-PIXELS = 6.6
+PIXELS = 6.3
 """Of a character, about: the text is then fitted."""
 MARGIN = 6
 
@@ -54,7 +54,7 @@ def write_badges(
     Args:
         results: Of `check`, one per entry.
         entries: All parts of some distributions, in the same order.
-        folder: Where to write ``NAME.json`` and ``NAME-VERSION.svg``.
+        folder: A folder, for ``NAME.json`` and ``NAME-VERSION.svg``.
         full: Every check ran, not only the quick ones.
         device: Where backends computed.
 
@@ -85,7 +85,6 @@ def write_badges(
             ) from error
         file = folder / f"{normalize(listing.name)}.json"
         badge = folder / f"{file.stem}-{listing.newest.version}.svg"
-        folder.mkdir(parents=True, exist_ok=True)
         replace_text(file, listing_text(merged(listing, read_listing(file)) if file.exists() else listing))
         replace_text(badge, svg(listing.newest.version, conformance))
         written += [file, badge]

@@ -36,7 +36,7 @@ VARIABLE = "NEMORL_PLUGIN_INDEX"
 KEY_VARIABLE = "NEMORL_PLUGIN_INDEX_KEY"
 """The public key that signed it."""
 MAX_BYTES = 16 << 20
-"""Of an index: ten thousand plugins."""
+"""Of an index: ten thousand plugins, a fifth of that with verdicts."""
 TIMEOUT_S = 20.0
 """To read one from the network, all in all."""
 CHUNK_BYTES = 1 << 16
@@ -98,6 +98,8 @@ def sources(location: str | None, key: Path | None) -> Iterator[IndexSource]:
                 f"the index {place} is named without the public key of who signs it",
                 fix=f"{option}{'=' if option == KEY_VARIABLE else ' '}FILE, as its publisher gives it",
             )
+        if text and not place:
+            raise UsageError(f"{option} {text} is the key of no index", fix="name the index: --index FILE_OR_URL")
         if place:
             yield IndexSource(place, Path(text or "").expanduser())
 
