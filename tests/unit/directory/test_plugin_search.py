@@ -118,6 +118,15 @@ def test_another_index_takes_no_name_from_nemorls_own(search: Search) -> None:
     assert "from the index acme of 2026-11-18" in done.out
 
 
+def test_a_file_called_nemorl_is_not_taken_for_nemorls_own(
+    nemorl: Command, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nemorl").write_bytes(publisher.signed(content(name="nemorl")))
+    done = nemorl("plugins", "search", "essays", "--index", "nemorl", "--key", publisher.public)
+    assert done.out.startswith("acme-grader 1.0: Graders of essays, from the index nemorl of 2026-11-18")
+
+
 def test_the_verdict_of_the_kit_is_shown_with_what_it_is_worth(search: Search) -> None:
     seen = {
         "date": "2026-11-20",

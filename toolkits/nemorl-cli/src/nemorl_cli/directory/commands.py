@@ -91,7 +91,7 @@ def _as_dict(read: ReadIndex) -> dict[str, object]:
 
 def _print_found(hit: Found) -> None:
     listing, release = hit.listing, hit.release
-    where = "" if hit.location == "nemorl" else f", from the index {hit.index.name} of {hit.index.date}"
+    where = "" if hit.is_own else f", from the index {hit.index.name} of {hit.index.date}"
     say(f" {release.version}: {listing.summary}{where}", lead=typer.style(listing.name, bold=True))
     for kind in dict.fromkeys(part[0] for part in hit.parts):
         names = [name for group, name, _ in hit.parts if group == kind]

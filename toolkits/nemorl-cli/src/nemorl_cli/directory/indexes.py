@@ -31,6 +31,8 @@ from pydantic import ValidationError
 from nemorl_cli.directory.listing import PluginIndex
 
 INDEX = SignedFormat("nemorl plugin index 1", "index", "plugin index", "nemorl plugins index --key FILE")
+OWN = str(LISTED)
+"""Where the index that comes with nemorl is. It carries no signature, so nobody can name it as another one."""
 VARIABLE = "NEMORL_PLUGIN_INDEX"
 """Path or URL of one more index."""
 KEY_VARIABLE = "NEMORL_PLUGIN_INDEX_KEY"
@@ -73,7 +75,7 @@ def own_index() -> PluginIndex:
 
 def read_all(location: str | None, key: Path | None) -> list[ReadIndex]:
     """nemorl's own index, then those of the site, the user, the environment and the command line."""
-    found = [ReadIndex("nemorl", own_index())]
+    found = [ReadIndex(OWN, own_index())]
     for source in dict.fromkeys(sources(location, key)):
         try:
             found.append(read_index(source))

@@ -14,7 +14,7 @@ from nemorl.base.text.suggest import closest
 from nemorl.plugins import registry
 from nemorl_trust.site_policy import refusal
 
-from nemorl_cli.directory.indexes import ReadIndex
+from nemorl_cli.directory.indexes import OWN, ReadIndex
 from nemorl_cli.directory.listing import Listing, PluginIndex, Release
 
 NEAR = 3
@@ -32,6 +32,11 @@ class Found:
     """Kind, name and summary of the parts that the words and the kind are about; of all, where only the rest is."""
     rank: int
     """Lower is nearer to what was asked."""
+
+    @property
+    def is_own(self) -> bool:
+        """It comes with nemorl."""
+        return self.location == OWN
 
     @property
     def release(self) -> Release:
@@ -54,7 +59,7 @@ class Found:
     @property
     def install(self) -> str:
         """The command that installs it."""
-        if self.location == "nemorl":
+        if self.is_own:
             return how_to_install(self.listing.name)
         return f"nemorl plugins install {self.listing.name}=={self.release.version}"
 
