@@ -14,7 +14,7 @@ def update(wanted: Mapping[Path, str]) -> int:
     stale = [page for page, text in wanted.items() if not page.is_file() or page.read_text("utf-8") != text]
     is_check = "--check" in sys.argv[1:]
     for page in stale:
-        name = page.relative_to(DOCS)
+        name = page.relative_to(DOCS.parent)
         if is_check:
             print(f"{name} is out of date: run python docs/{Path(sys.argv[0]).name}", file=sys.stderr)
         else:

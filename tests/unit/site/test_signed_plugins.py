@@ -19,7 +19,8 @@ from nemorl.config import load_config
 from nemorl.errors import UsageError
 from nemorl.plugins import Index, Registry
 from nemorl_testing.plugin import use_registry
-from nemorl_trust.signatures import read_public_key, read_set
+from nemorl_trust.signatures import read_set
+from nemorl_trust.signed_json import read_public_key
 from nemorl_trust.site_check import site_problems
 from recorded_messages import Raises
 

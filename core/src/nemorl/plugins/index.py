@@ -87,7 +87,7 @@ CAN_BE_ISOLATED = frozenset(
 
 OWN_COMMANDS = frozenset(
     {"train", "eval", "generate", "runs", "export", "report", "view", "compare", "plugins", "config"}
-    | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall")}
+    | {f"plugins.{name}" for name in ("list", "show", "check", "install", "uninstall", "search", "index")}
     | {"runs.list", "runs.prune", "view.samples", "view.watch", "compare.metrics", "compare.configs"}
     | {f"config.{name}" for name in ("validate", "show", "docs", "schema", "templates")}
 )

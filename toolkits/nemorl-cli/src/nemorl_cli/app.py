@@ -24,6 +24,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from nemorl_cli import compare, configs, evals, plugin_installs, plugins, runs, samples, watch
+from nemorl_cli.directory import commands as directory
 from nemorl_cli.forwarding import forward
 from nemorl_cli.help_texts import PANELS, App, group_with_default, panel_of
 from nemorl_cli.leaving import Others, leave
@@ -93,6 +94,8 @@ view_app.command()(samples.samples)
 view_app.command()(watch.watch)
 plugins.app.command("install", context_settings=plugin_installs.PASS_ON)(plugin_installs.install)
 plugins.app.command("uninstall")(plugin_installs.uninstall)
+plugins.app.command("search")(directory.search)
+plugins.app.command("index")(directory.index)
 GROUPS = {"plugins": plugins.app, "config": configs.app, "runs": runs.app, "view": view_app, "compare": compare.app}
 """Commands that have commands. Plugins may add to them: the entry ``config.migrate`` is `nemorl config migrate`."""
 for _name, _group in GROUPS.items():

@@ -6,35 +6,30 @@ process of its own, so that one that hangs, prints or exits disturbs nothing.
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import indent, shorten
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
+from nemorl.base.files.atomic import storing
+from nemorl.base.packages.plugin_policy import normalize
 from nemorl.base.packages.standard_plugins import how_to_install
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import PluginNotFoundError, UsageError
-from nemorl.plugins import Diagnostic, PluginEntry, registry
+from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.index import kind_called, singular
 from nemorl_trust.source import read_source, template_text
 from rich.table import Table
 
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.help_texts import App
+from nemorl_cli.plugin_checks import LOSSES, check_entry, check_loss
 from nemorl_cli.report.diagnosing import diagnose
 from nemorl_cli.terminal import console, plain, print_table, say, styled
-
-if TYPE_CHECKING:
-    from nemorl_trust.isolation.venvs import PluginVenv
 
 app = App(no_args_is_help=True, help="See which plugins are installed and whether they work; get more.")
 COLUMN_GAP = 2
@@ -44,10 +39,6 @@ MAX_ROWS = 2000
 """Of the table: laying out a row takes a millisecond."""
 DEFAULT_CHARACTERS = 40
 """Of a default, in a table; nested configs would fill it."""
-MAX_ANSWER_BYTES = 4 << 20
-"""Of the file in which the process of ``check`` says what it found."""
-LOSSES = "losses"
-"""The kind of a result of ``check`` that is of a loss, named as ``module:name``."""
 AT_ONCE = 2
 """Processes of ``check`` that run at the same time: backends load models."""
 Kind = Annotated[str | None, typer.Option("--kind", help="Only this kind, e.g. algorithms.", show_default=False)]
@@ -162,6 +153,10 @@ def check(
         str, typer.Option(help="Where backends compute: cpu, cuda:0, or sim, which has a GPU's rules without one.")
     ] = "cpu",
     timeout: Annotated[float, typer.Option(min=1, help="Seconds that one plugin may take.")] = 120.0,
+    badge: Annotated[
+        Path | None,
+        typer.Option(help="Folder for a badge and a listing of what was seen of all its parts.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Import, build and try each plugin in its own process. Exit 1 if any does not keep its contract.
@@ -178,6 +173,8 @@ def check(
       nemorl plugins check my-backend --full --device sim
 
       nemorl plugins check acme.losses:MyLoss
+
+      nemorl plugins check acme-grader --full --badge ../plugin-index/plugins
     """
     if find_spec("nemorl_testing") is None:
         what = "`nemorl plugins check` tries plugins by nemorl-testing, which is not installed"
@@ -186,13 +183,22 @@ def check(
     losses = [name for name in names or () if _is_loss(name)]
     named = {(e.kind, e.id): e for name in names or () if name not in losses for e in _named(name)}
     entries = _of_kind(named.values() if names else registry().index.entries, kind)
+    if badge is not None:
+        with storing(badge):  # before minutes of checks
+            badge.mkdir(parents=True, exist_ok=True)
+        entries = _whole_distributions(entries, is_part=kind is not None or bool(losses))
     with _counting(len(entries) + len(losses), quiet=as_json) as done, ThreadPoolExecutor(AT_ONCE) as threads:
-        results = list(threads.map(lambda entry: done(entry.id, _check(entry, full, device, timeout)), entries))
-        results += threads.map(lambda loss: done(loss, _check_loss(loss, timeout)), losses)
+        results = list(threads.map(lambda entry: done(entry.id, check_entry(entry, full, device, timeout)), entries))
+        results += threads.map(lambda loss: done(loss, check_loss(loss, timeout)), losses)
     if as_json:
         echo_json(results, indent=2)
     else:
         _print_results(results)
+    if badge is not None:
+        from nemorl_cli.directory.badges import write_badges
+
+        for path in write_badges(results, entries, badge, full=full, device=device):
+            say(f"wrote {path}", err=as_json)
     if not all(result["ok"] for result in results):
         raise typer.Exit(1)
 
@@ -216,6 +222,14 @@ def _print_results(results: Sequence[dict[str, Any]]) -> None:
 def _of_kind(entries: Iterable[PluginEntry], kind: str | None) -> list[PluginEntry]:
     wanted = None if kind is None else kind_called(kind)
     return [entry for entry in entries if wanted in (None, entry.kind)]
+
+
+def _whole_distributions(entries: Iterable[PluginEntry], *, is_part: bool) -> list[PluginEntry]:
+    """All parts of the distributions of some: a badge speaks of a version, not of the parts that do well."""
+    if is_part:
+        raise UsageError("a badge is of all parts of a plugin's version", fix="name distributions, without --kind")
+    owners = {normalize(entry.distribution) for entry in entries}
+    return [entry for entry in registry().index.entries if normalize(entry.distribution) in owners]
 
 
 def _named(name: str) -> list[PluginEntry]:
@@ -275,95 +289,6 @@ def _is_loss(name: str) -> bool:
     module, colon, attribute = name.partition(":")
     is_id = any(name in (entry.name, entry.id) for entry in registry().index.entries)
     return bool(colon) and not is_id and all(part.isidentifier() for part in (*module.split("."), attribute))
-
-
-def _check_loss(path: str, timeout_s: float) -> dict[str, Any]:
-    """The certificate of a loss that may belong to no plugin, in a fresh interpreter."""
-    python = [sys.executable, "-m", "nemorl_testing.smoke"]
-    return _answered(python, LOSSES, path, "a defect of the loss, or of its module", timeout_s)
-
-
-def _check(entry: PluginEntry, full: bool, device: str, timeout_s: float) -> dict[str, Any]:
-    """Look at one plugin in a fresh interpreter: its own where it is isolated."""
-    stop: Diagnostic | None = entry.diagnostics[0] if entry.diagnostics else read_source(entry).problem
-    if stop is not None:
-        return {**_nothing_found(entry.kind, entry.id), "problems": [{"what": stop.message, "fix": stop.fix}]}
-    python = [sys.executable] if entry.venv is None else [str(entry.venv.python), "-I"]
-    command = [*python, "-m", "nemorl_testing.smoke", "--device", device, *(["--full"] if full else [])]
-    fix = f"a defect of {entry.distribution}: update it, or uninstall it"
-    return _answered(command, entry.kind, entry.id, fix, timeout_s, _variables(entry))
-
-
-def _nothing_found(kind: str, name: str) -> dict[str, Any]:
-    return {"id": name, "kind": kind, "ok": False, "passed": [], "skipped": {}, "notes": []}
-
-
-def _answered(
-    command: Sequence[str], kind: str, name: str, fix: str, timeout_s: float, variables: dict[str, str] | None = None
-) -> dict[str, Any]:
-    """What a process says of a plugin or a loss, or how it ended; ``fix`` is what to do about the latter."""
-    with tempfile.TemporaryDirectory(prefix="nemorl-check-") as folder:
-        answer = Path(folder) / "answer.json"
-        what = _watched([*command, kind, name, str(answer)], timeout_s, variables)
-        found = _read_answer(answer)
-    if found is None:
-        return {**_nothing_found(kind, name), "problems": [{"what": what, "fix": fix}]}
-    return {**_nothing_found(kind, name), **found, "ok": not found["problems"]}
-
-
-def _variables(entry: PluginEntry) -> dict[str, str] | None:
-    """The environment of the process that looks at a plugin: an isolated one's, or all of this process's."""
-    if entry.venv is None:
-        return None
-    from nemorl_trust.isolation.process import environment_for
-
-    return environment_for(cast("PluginVenv", entry.venv), os.environ)
-
-
-def _read_answer(path: Path) -> dict[str, Any] | None:
-    """The answer of a process; ``None`` where it left nothing that can be used, which the plugin may have caused."""
-    from pydantic import TypeAdapter, ValidationError
-
-    lines = list[dict[str, str]]
-    shapes: dict[str, Any] = {"problems": lines, "notes": list[str], "passed": list[str], "skipped": dict[str, str]}
-    if not path.is_file() or path.stat().st_size > MAX_ANSWER_BYTES:
-        return None
-    try:
-        found = TypeAdapter(dict[str, Any]).validate_json(path.read_bytes())
-        usable = {name: TypeAdapter(shape).validate_python(found.get(name)) for name, shape in shapes.items()}
-    except ValidationError:
-        return None
-    complete = all({"what", "fix"} <= problem.keys() for problem in usable["problems"])
-    return {**usable, "import_s": found.get("import_s")} if complete else None
-
-
-def _watched(command: Sequence[str], timeout_s: float, variables: Mapping[str, str] | None) -> str:
-    """Run a command in a process group of its own, of which nothing is left; how it ended."""
-    # A file and not a pipe: whoever inherits a pipe keeps its reader waiting.
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            env=variables,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(timeout_s)
-            said.seek(0)
-            return f"its process ended (exit {code}) without an answer{_last_line(said.read())}"
-        except subprocess.TimeoutExpired:
-            return f"loading and trying it took more than {timeout_s:.0f} s"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return f": {lines[-1]}" if lines else ""
 
 
 @contextmanager

@@ -1,19 +1,15 @@
 """Signed sets of plugins: every file of each distribution by its hash, under one Ed25519 signature.
 
 A site's policy may demand that a run uses only plugins of such sets (``signed_plugins``). Then the files that are
-installed are hashed again, and whatever differs is named. The signature is over the set in JSON with sorted keys and no
-spaces, after the word ``nemorl plugin set 1`` and a line break.
+installed are hashed again, and whatever differs is named. What a signature is over: :mod:`nemorl_trust.signed_json`.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemorl.base.packages.plugin_policy import normalize
 from nemorl.errors import UsageError
@@ -21,12 +17,13 @@ from nemorl.plugins import PluginEntry
 
 from nemorl_trust.lock import entries_by_distribution
 from nemorl_trust.lock_files import files_of, foreign_bytecode, hashes_of
+from nemorl_trust.signed_json import SignedFormat, read_public_key
 from nemorl_trust.site_policy import SignedPlugins, site_policies
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-FORMAT = "nemorl plugin set 1"
+SET = SignedFormat("nemorl plugin set 1", "plugins", "signed set of plugins", "nemorl plugins sign")
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,7 @@ def installed_plugins(names: Iterable[str] = ()) -> list[SignedPlugin]:
 
 def sign(plugins: Iterable[SignedPlugin], key: Ed25519PrivateKey) -> str:
     """The text of a signature file."""
-    content = [asdict(plugin) for plugin in plugins]
-    signature = base64.b64encode(key.sign(_message(content))).decode()
-    return json.dumps({"format": FORMAT, "plugins": content, "signature": signature}, indent=1) + "\n"
+    return SET.sign([asdict(plugin) for plugin in plugins], key)
 
 
 def read_set(path: Path, keys: Iterable[Ed25519PublicKey]) -> list[SignedPlugin]:
@@ -69,22 +64,14 @@ def read_set(path: Path, keys: Iterable[Ed25519PublicKey]) -> list[SignedPlugin]
     Raises:
         UsageError: It is none, or none of the keys signed it.
     """
-    from cryptography.exceptions import InvalidSignature
-
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        signature, content = base64.b64decode(found["signature"], validate=True), found["plugins"]
-        plugins = [SignedPlugin(**plugin) for plugin in content]
-        is_right = found["format"] == FORMAT and all(isinstance(plugin.files, dict) for plugin in plugins)
-    except (OSError, ValueError, KeyError, TypeError, binascii.Error) as error:
-        raise UsageError(f"{path} is no signed set of plugins: {error}", fix="write it: nemorl plugins sign") from error
-    for key in keys if is_right else ():
-        try:
-            key.verify(signature, _message(content))
-        except InvalidSignature:
-            continue
-        return plugins
-    raise UsageError(f"{path} was changed, or another key signed it", fix="sign the set again, or give its public key")
+        plugins = [SignedPlugin(**plugin) for plugin in SET.read(path.read_bytes(), path, keys)]
+        if all(isinstance(plugin.files, dict) for plugin in plugins):
+            return plugins
+        why = "its files are no table"
+    except (OSError, TypeError) as error:
+        why = str(error)
+    raise UsageError(f"{path} is no {SET.called}: {why}", fix=f"write it: {SET.write_it}")
 
 
 def differences_from(signed: Iterable[SignedPlugin], names: Iterable[str]) -> Iterator[str]:
@@ -124,24 +111,6 @@ def signature_problems(names: Iterable[str]) -> Iterator[str]:
                 yield from (f"{line} (the site demands it)" for line in differences_from(signed, names))
 
 
-def read_public_key(path: Path) -> Ed25519PublicKey:
-    """
-    Raises:
-        UsageError: There is no Ed25519 key in the file.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
-    try:
-        key = load_pem_public_key(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"{path} holds no public key: {error}", fix="give the .pub file of the signing key") from error
-    if not isinstance(key, Ed25519PublicKey):
-        raise UsageError(f"{path} holds a key that is not Ed25519", fix="make one: nemorl plugins sign --new-key FILE")
-    return key
-
-
 def _signed_by(demanded: SignedPlugins) -> list[SignedPlugin]:
     keys = [read_public_key(path) for path in demanded.keys]
     return [plugin for path in demanded.sets for plugin in read_set(path, keys)]
@@ -164,7 +133,3 @@ def _changes(signed: SignedPlugin, entries: list[PluginEntry]) -> Iterator[str]:
 def _offered() -> dict[str, list[PluginEntry]]:
     found = entries_by_distribution().items()
     return {normalize(name): entries for name, entries in found if entries[0].point.dist is not None}
-
-
-def _message(content: Any) -> bytes:
-    return f"{FORMAT}\n{json.dumps(content, sort_keys=True, separators=(',', ':'))}".encode()

@@ -19,7 +19,7 @@ from nemorl.base.packages.standard_plugins import todays_name
 
 HOUSE = frozenset(f"nemorl-{name}" for name in ("core", "tensors", "rl", "trust", "cli", "testing"))
 """The kernel and the toolkits: always admitted."""
-KEYS = ("allow", "block", "prefer")
+KEYS = ("allow", "block", "prefer", "indexes")
 
 
 def normalize(distribution: str) -> str:
@@ -114,7 +114,7 @@ def _checked(data: Any, source: str) -> PluginPolicy:
     plugins = data.get("plugins") or {}
     if not isinstance(plugins, Mapping) or set(plugins) - set(KEYS):
         raise ValueError(f"the keys under `plugins:` are {', '.join(KEYS)}")
-    allow, block, prefer = (plugins.get(key) for key in KEYS)
+    allow, block, prefer = (plugins.get(key) for key in ("allow", "block", "prefer"))
     for key, names in (("allow", allow), ("block", block)):
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise ValueError(f"plugins.{key} is a list of distribution names")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from nemorl.base.files.atomic import replace_text
@@ -12,10 +11,7 @@ from nemorl.errors import UsageError
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.plugin_app import plugin_app
 from nemorl_cli.terminal import say
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
+from nemorl_trust.signed_json import make_key, public_of, read_private_key, read_public_key
 
 app = plugin_app()
 
@@ -43,7 +39,7 @@ def sign(
     """
     if new_key is not None:
         make_key(new_key)
-        say(f"wrote {new_key} (keep it to yourself) and {_public(new_key)}")
+        say(f"wrote {new_key} (keep it to yourself) and {public_of(new_key)}")
     if output is None:
         if new_key is None:
             raise UsageError("nothing to do", fix="name the set to write, or --new-key FILE")
@@ -56,51 +52,6 @@ def sign(
     found = signatures.installed_plugins(plugins or ())
     replace_text(output, signatures.sign(found, read_private_key(chosen)))
     say(f"{output}: {len(found)} distributions, {sum(len(plugin.files) for plugin in found)} files")
-
-
-def make_key(path: Path) -> None:
-    """Write a new private key, for nobody else to read, and its public key beside it.
-
-    Raises:
-        UsageError: There is a file already.
-    """
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    key = Ed25519PrivateKey.generate()
-    text = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{path} exists", fix="choose another file: a key is never overwritten") from None
-    with os.fdopen(file, "wb") as target:
-        target.write(text)
-    replace_text(_public(path), public.decode())
-
-
-def read_private_key(path: Path) -> Ed25519PrivateKey:
-    """
-    Raises:
-        UsageError: There is no Ed25519 key in the file, or it has a passphrase.
-    """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
-    try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise UsageError(f"{path} holds no private key: {error}", fix="--new-key FILE makes one") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"{path} holds a key that is not Ed25519", fix="--new-key FILE makes one")
-    return key
-
-
-def _public(path: Path) -> Path:
-    return path.with_name(f"{path.name}.pub")
 
 
 verify_app = plugin_app()
@@ -121,7 +72,7 @@ def verify(
 
       nemorl plugins verify plugins.signed.json --key site.key.pub
     """
-    from nemorl_trust.signatures import differences_from, read_public_key, read_set
+    from nemorl_trust.signatures import differences_from, read_set
 
     found = read_set(signed, [read_public_key(key)])
     names = plugins or [plugin.distribution for plugin in found]

@@ -26,7 +26,8 @@ def new(
 ) -> None:
     """Write a plugin package that works: code, options, tests, README, settings of ruff, mypy and pytest.
 
-    It is small and complete; change it into what you want. An existing folder is never touched.
+    It is small and complete; change it into what you want. An existing folder is never touched. `.github/publish.md` is
+    the pull request that lists the plugin in an index, for others to find by `nemorl plugins search`.
 
     Examples:
 

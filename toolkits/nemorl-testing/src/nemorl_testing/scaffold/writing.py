@@ -14,7 +14,7 @@ from nemorl.plugins.index import singular
 
 from nemorl_testing.scaffold.names import COMMON, PACKAGES, Names
 
-COMMON_FILES = {"gitignore": ".gitignore", "test.yml": ".github/workflows/test.yml"}
+COMMON_FILES = {"gitignore": ".gitignore", "publish.md": ".github/publish.md", "test.yml": ".github/workflows/test.yml"}
 """Files that all packages share, and where they go."""
 LEFT_OUT = {"__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
 AUTHORS = re.compile(r"^# authors = .*$", re.MULTILINE)
