@@ -152,11 +152,8 @@ def main() -> None:
         milliseconds = {name: round(ms, 3) for name, ms in costs.items()}
         print(json.dumps({"machine": machine(THREADS), "noticed": seconds, "milliseconds": milliseconds}, indent=2))
         return
-    print_table(
-        "Until it is known",
-        ["rank 1 is", "noticed after [s]", "error"],
-        [[n, f"{s:.1f}", kind] for n, (s, kind) in found.items()],
-    )
+    rows = [[name, f"{seconds:.1f}", kind] for name, (seconds, kind) in found.items()]
+    print_table("Until it is known", ["rank 1 is", "noticed after [s]", "error"], rows)
     print_table("What looking costs", ["", "[ms]"], [[name, f"{ms:.2f}"] for name, ms in costs.items()])
 
 

@@ -79,10 +79,12 @@ SURFACE: Mapping[str, tuple[str, ...]] = {
         *(
             "BackendError",
             "CheckpointError",
+            "CollectiveError",
             "ConfigError",
             "ConfigIssue",
             "DataError",
             "DeadlineError",
+            "DeviceLostError",
             "InfrastructureError",
         ),
         *("ForeignError", "Interrupted", "NemorlError", "PluginError", "PluginNotFoundError", "ResourceError"),

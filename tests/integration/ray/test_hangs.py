@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -60,11 +61,11 @@ def test_a_stopped_rank_is_named_and_its_group_begins_anew(tmp_path: Path, raise
     with group(HANG_S, PATIENT_S, tmp_path) as trainers:
         pid, began_s = trainers.facts[1].pid, time.monotonic()
         os.kill(pid, signal.SIGSTOP)
-        with raises(WorkerHungError, "trainers", f"rank 1 (process {pid}", "all_reduce") as caught:
+        with raises(WorkerHungError, "trainers", pid, "all_reduce") as caught:
             trainers.call(Collective.meet)
         took_s = time.monotonic() - began_s
         assert HANG_S <= took_s < 1.5 * HANG_S + 3, took_s
-        assert "rank 0 (process" not in str(caught.value), "rank 0 waits, and is not to blame"
+        assert str(trainers.facts[0].pid) not in str(caught.value), "rank 0 waits, and is not to blame"
         trainers.restart()
         assert trainers.call(Collective.meet) == [2.0, 2.0]
         assert trainers.facts[1].pid != pid
@@ -73,7 +74,7 @@ def test_a_stopped_rank_is_named_and_its_group_begins_anew(tmp_path: Path, raise
 def test_a_rank_that_sleeps_before_the_collective_is_named_with_its_line(tmp_path: Path, raises: Raises) -> None:
     with group(HANG_S, PATIENT_S, tmp_path) as trainers:
         pid = trainers.facts[0].pid
-        with raises(WorkerHungError, f"rank 0 (process {pid}", "be_late", "all_reduce"):
+        with raises(WorkerHungError, pid, "be_late", "all_reduce"):
             trainers.call(Collective.meet, 0, 60.0)
 
 
@@ -90,7 +91,7 @@ def test_a_short_sleep_is_waited_for(tmp_path: Path) -> None:
 def test_a_collective_that_times_out_is_a_lost_group_and_names_it(tmp_path: Path, raises: Raises) -> None:
     with group(None, 3.0, tmp_path) as trainers:
         began_s = time.monotonic()
-        with raises(CollectiveError, "all_reduce", "3000ms", "trainers", "rank 0"):
+        with raises(CollectiveError, "all_reduce", "3000ms", "trainers", trainers.facts[0].pid):
             trainers.call(Collective.meet, 1, 15.0)
         assert time.monotonic() - began_s < 3 + BLAME_S + 3
         trainers.restart()
@@ -103,13 +104,13 @@ def test_a_rank_that_is_killed_in_a_collective_is_named_and_not_who_waited_for_i
     with group(HANG_S, PATIENT_S, tmp_path) as trainers:
         pid = trainers.facts[1].pid
         threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
-        with raises(WorkerLostError, f"rank 1 (process {pid}") as caught:
+        with raises(WorkerLostError, pid) as caught:
             trainers.call(Collective.meet, 1, 30.0)
         assert not isinstance(caught.value, CollectiveError)
 
 
 def test_a_device_that_fails_is_a_lost_worker_and_no_error_of_the_code(tmp_path: Path, raises: Raises) -> None:
-    with group(HANG_S, PATIENT_S, tmp_path) as trainers, raises(DeviceLostError, "trainers", "rank 1", "ECC"):
+    with group(HANG_S, PATIENT_S, tmp_path) as trainers, raises(DeviceLostError, "trainers", 1, "ECC"):
         trainers.call(Collective.fail_on_its_device, 1)
 
 
@@ -151,4 +152,4 @@ def test_a_run_of_which_one_rank_stops_goes_on_as_if_nothing_had_been(tiny_model
     assert weights[0].read_bytes() == weights[1].read_bytes()
     events = [event for event in read_jsonl(tmp_path / "struck" / "events.jsonl") if event["event"] == "recovered"]
     assert [event["step"] for event in events] == [2]
-    assert "rank 1 (process" in events[0]["error"].splitlines()[0]
+    assert re.search(r"rank 1 \(", events[0]["error"].splitlines()[0])

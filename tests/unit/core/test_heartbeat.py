@@ -118,3 +118,19 @@ def test_a_counter_is_carried_once() -> None:
         assert [*COUNTERS] == [*before, dict]
     finally:
         COUNTERS[:] = before
+
+
+def test_torch_numbers_the_collectives_that_a_process_enters() -> None:
+    import torch
+    import torch.distributed as dist
+    from nemorl_tensors.engines.collectives import collectives_entered
+
+    assert collectives_entered() == {}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ((name, before),) = collectives_entered().items()
+        for _ in range(3):
+            dist.all_reduce(torch.ones(2))
+        assert collectives_entered() == {name: before + 3}
+    finally:
+        dist.destroy_process_group()

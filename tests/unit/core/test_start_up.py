@@ -213,7 +213,7 @@ def test_the_kernel_imports_no_toolkit_and_no_plugin() -> None:
         assert not others & set(map(top, imports(path, at_load=True))), f"{path} imports tensors at load"
 
 
-RAY_MODULES = ("ray_cluster.py", "ray_workers.py", "ray_launcher.py")
+RAY_MODULES = ("ray_cluster.py", "ray_drain.py", "ray_launcher.py", "ray_pulses.py", "ray_workers.py")
 
 
 def test_torch_and_ray_are_not_loaded_with_the_kernel() -> None:

@@ -21,5 +21,6 @@ def collectives_entered() -> dict[str, int]:
     found: dict[str, int] = {}
     with suppress(RuntimeError):  # groups come and go meanwhile
         for group in [*distributed_c10d._world.pg_map]:
-            found[distributed_c10d._world.pg_names[group]] = group._get_sequence_number_for_group()
+            number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
+            found[distributed_c10d._world.pg_names[group]] = number
     return found
