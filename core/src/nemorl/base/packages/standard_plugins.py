@@ -68,6 +68,8 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "weight_transports:object_store": "nemorl-rl",
     "weight_transports:cuda_ipc": "nemorl-rl",
     "weight_transports:nccl": "nemorl-rl",
+    "weight_transports:delta_socket": "nemorl-rl",
+    "weight_transports:delta_folder": "nemorl-rl",
     "commands:quickstart": "nemorl-tasks",
     "commands:doctor": "nemorl-insight",
     "commands:plan": "nemorl-insight",
