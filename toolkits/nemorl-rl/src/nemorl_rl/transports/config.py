@@ -82,7 +82,8 @@ class DeltaSocketConfig(WeightTransportConfig):
 
     summary: ClassVar[str] = "Only the bits that have changed, over TCP (any nodes)"
     reach: ClassVar[Distance] = "cluster"
-    reaches_subprocesses: ClassVar[bool] = True
+    # Every process that fetches keeps a copy of the weights: the processes of an engine are to share one on each node.
+    reaches_subprocesses: ClassVar[bool] = False
 
     deadline_s: float = Field(120.0, gt=0)
     """Longest wait of either side for the other's next bytes, in seconds."""
@@ -117,7 +118,7 @@ class DeltaFolderConfig(PlacedTransportConfig):
 
     summary: ClassVar[str] = "Only the bits that have changed, as files of a shared folder (any nodes)"
     reach: ClassVar[Distance] = "cluster"
-    reaches_subprocesses: ClassVar[bool] = True
+    reaches_subprocesses: ClassVar[bool] = False  # as of delta_socket
     variables: ClassVar[tuple[str, ...]] = ("NEMORL_WEIGHTS_FOLDER",)
 
     deadline_s: float = Field(120.0, gt=0)

@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -144,8 +144,9 @@ class _Writer:
 
     def _answer_all(self) -> None:
         while not self._ended.wait(POLL_S):
-            for ask in listed(self.folder / ASKS, "*.json"):
-                self._answer(ask)
+            with suppress(OSError):  # the file system refuses: whoever asks is told by its deadline, or by the next try
+                for ask in listed(self.folder / ASKS, "*.json"):
+                    self._answer(ask)
 
     def _answer(self, ask: Path) -> None:
         from nemorl_rl.transports.delta.versions import GoneError
