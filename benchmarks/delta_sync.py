@@ -11,7 +11,8 @@ machine: as changes, then as a whole to one that has none, and, as the least tha
 over a TCP connection, which nobody checks. The engine's digests of each are compared with the trainer's.
 
 The floor is the entropy of what has changed: for each tensor which elements did, and what is xored to these, coded
-without knowledge of their neighbours. Medians over steps; the first, whose moments are empty, is not counted.
+without knowledge of their neighbours. Medians over steps; the first, whose moments are empty, is not counted. Each step
+is a line of JSON before the tables.
 """
 
 from __future__ import annotations
@@ -215,6 +216,7 @@ def run_case(folder: Path, precision: str, rate: float, steps: int, tokens: int)
         record["changed_frac"] = changed / sum(tensor.numel() for tensor in new.values())
         record["uncoded_bytes"] = uncoded_bytes(sender._server._kept)  # type: ignore[union-attr]
         records.append(record)
+        print(json.dumps({"rate": rate, "precision": precision, **record}), flush=True)
         old = new
     fallbacks = sender.publish(lambda: in_buckets_of(old)).counts.fallbacks
     pipe.send(None)

@@ -97,7 +97,7 @@ def test_the_first_fallback_is_told_once(tiny_model: Path, tmp_path: Path, monke
     bring, times = Base.bring, []
 
     def harmed(self: Base, number: int, ask: Any) -> int:
-        if number in (2, 4) and "model.norm.weight" in self.tensors:
+        if number in (4, 6) and "model.norm.weight" in self.tensors:
             self.tensors["model.norm.weight"].zero_()
             times.append(number)
         return bring(self, number, ask)
@@ -106,7 +106,7 @@ def test_the_first_fallback_is_told_once(tiny_model: Path, tmp_path: Path, monke
     built = config(tiny_model, tmp_path / "run", "delta_socket", steps=6).build()
     result = built.fit(ROWS, reward, console=Console(quiet=True))
     counts = [record["train/weight_sync_fallbacks"] for record in result.history if "train/loss" in record]
-    assert times == [2, 4]
+    assert times == [4, 6]
     assert (counts[0], counts[-1]) == (0.0, 2.0)
     told = [line for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines() if "instead of what" in line]
     assert len(told) == 1
