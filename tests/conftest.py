@@ -123,6 +123,13 @@ def _no_ray_is_left(request: pytest.FixtureRequest, _shared_ray: SharedRay) -> I
         pytest.fail(f"{request.node.name} left Ray running")
 
 
+@pytest.fixture
+def weights_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where ``delta_folder`` puts weights."""
+    monkeypatch.setenv("NEMORL_WEIGHTS_FOLDER", str(tmp_path / "shared"))
+    return tmp_path / "shared"
+
+
 @pytest.fixture(scope="module")
 def private_ray(_shared_ray: SharedRay, python_of_workers: Path) -> None:
     """A Ray of this process alone. A module that needs none finds none."""

@@ -113,6 +113,8 @@ test_early_stopping = conformance("hooks", {"name": "early_stopping", "patience"
 test_logs = conformance("hooks", "logs")
 test_in_process = conformance("weight_transports", "in_process")
 test_shared_memory = conformance("weight_transports", "shared_memory")
+test_delta_socket = conformance("weight_transports", "delta_socket")
+test_delta_folder = pytest.mark.usefixtures("weights_folder")(conformance("weight_transports", "delta_folder"))
 test_object_store = pytest.mark.slow(
     pytest.mark.ray(pytest.mark.usefixtures("private_ray")(conformance("weight_transports", "object_store")))
 )

@@ -83,6 +83,7 @@ ELSEWHERE = {
     "validation/failed_frac",  # environments that fail
     *(f"train/prompts/pass_rate/{name}" for name in ("easy", "medium", "hard")),  # prompts of all kinds
     "train/dropped_unwanted_groups",
+    "train/weight_sync_fallbacks",  # weights that travel as changes
     "timing/train/exposed_generation",
     *("timing/train/checkpointing", "timing/train/checkpointing/wait"),  # runs that save and go on
     "train/environment/environment_timeout",  # environments that hang

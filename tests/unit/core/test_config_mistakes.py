@@ -128,6 +128,7 @@ MODELS_AND_PLUGINS = [
     ("library missing", {"loggers": ["absent"]}, "loggers.0"),
     ("no common transport", {"generation": {"backend": "remote"}}, "generation.backend"),
     ("a transport that cannot", {"cluster": {"weight_transport": "nccl"}}, "cluster.weight_transport"),
+    ("a folder that nobody named", {"cluster": {"weight_transport": "delta_folder"}}, "cluster.weight_transport"),
     ("two nodes", {"cluster": {"num_nodes": 2}}, "cluster.num_nodes"),
     ("two nodes in one process", {"cluster": {"launcher": "local", "num_nodes": 2}}, "cluster.num_nodes"),
     (

@@ -396,6 +396,12 @@ class RolloutRunConfig(RunConfig):
                 f"{', '.join(self.generation.backend.weight_transports)}",
                 "choose another generation backend" if asked is None else "leave it unset",
             )
+        if placement.transport is not None:
+            from nemorl_rl.transports.config import PlacedTransportConfig
+
+            carrier = self.registry.load("weight_transports", placement.transport)
+            if issubclass(carrier, PlacedTransportConfig):
+                yield from carrier.place_problems(self.cluster)
         overlaps = self.rollouts.mode == "async" and self.rollouts.max_staleness > 0
         if overlaps and (not self.cluster.uses_ray or self.cluster.colocated):
             yield ConfigIssue(

@@ -58,7 +58,14 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
         "Size of a weight sync",
         "bytes",
         "bytes of the tensors that an engine read at the last sync: of the whole model, or of LoRA adapters alone "
-        "(`rollouts.adapters`). One that shares the trainer's memory reads them there",
+        "(`rollouts.adapters`). One that shares the trainer's memory reads them there; over `delta_socket` and "
+        "`delta_folder`, bytes that travelled",
+    ),
+    "train/weight_sync_fallbacks": MetricInfo(
+        "Whole weights instead of changes",
+        meaning="engines that were sent the whole weights since the run began though they had some, up to the sync "
+        "before: over `delta_socket` and `delta_folder`",
+        watch_for="growth: bits change on their way or in an engine's memory; `events.jsonl` has the first as a remark",
     ),
     "train/weights_proven": MetricInfo(
         "Weights proven",

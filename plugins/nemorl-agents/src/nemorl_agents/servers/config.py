@@ -31,7 +31,7 @@ class ServerConfig(GenerationBackendConfig):
     requires_modules: ClassVar[tuple[str, ...]] = ("torch", "httpx2")
     install_hint: ClassVar[str] = "pip install nemorl-agents"
     supports: ClassVar[frozenset[GenerationCapability]] = frozenset(
-        {"in_flight_updates", "prompt_logprobs", "remarks", "submit"}
+        {"any_transport", "in_flight_updates", "prompt_logprobs", "remarks", "submit"}
     )
     weight_transports: ClassVar[tuple[str, ...]] = ("in_process", "shared_memory", "object_store")
 

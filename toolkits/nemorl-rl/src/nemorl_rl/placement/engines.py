@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.models import GenerationConfig, PolicyConfig
@@ -79,6 +79,7 @@ class RolloutResources(TenantResources):
         self._fleet: EngineFleet | None = None
         """The engines, where each has devices of its own"""
         self._scratch = run_dir / "scratch"
+        self._has_noted = False
         super().__init__(config, run_dir, on_restart=on_restart)
         placement, tenancy = self.placement, self._tenancy
         # An update that brings all weights, of the only version that there is, leaves nothing to keep.
@@ -235,7 +236,16 @@ class RolloutResources(TenantResources):
 
                 self._published = DraftedHandle.of(self._published, draft.publish(transport, version))
         self._version = version
+        self._note_transport(self._published.payload)
         return self._published
+
+    def _note_transport(self, payload: Any) -> None:
+        """Tell once of what a transport of changes had to do otherwise."""
+        from nemorl_rl.transports.delta.counts import CountedPayload
+
+        if isinstance(payload, CountedPayload) and (remark := payload.remark()) is not None and not self._has_noted:
+            self._has_noted = True
+            self._engine_remarks.append(remark)
 
     def _publish(self, training: WorkerGroup, transport: str, version: int, digests: bool) -> WeightHandle:
         if not self.placement.spreads_weights and not digests:

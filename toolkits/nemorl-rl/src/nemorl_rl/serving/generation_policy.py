@@ -73,6 +73,8 @@ class GenerationPolicy:
         """What each replica said that it held after the last update whose weights came with digests."""
         self.answered_s = 0.0
         """Seconds until they had said so."""
+        self._of_transport: Metrics = {}
+        """Metrics of the transport that brought the newest weights."""
         self._reports, self._takes_versions = reports, takes_versions
         self.workers, self._turn, self._on_update = workers, turn, on_update
         self._revive = revive
@@ -179,6 +181,7 @@ class GenerationPolicy:
             self.answers = self.workers.call(ProvingBackend.held_digests, names) if names else ()
             self.answered_s = time.monotonic() - start_s
         self.version = handle.version
+        self._of_transport = _told_by(handle)
         self._on_update()
         return read[0]
 
@@ -188,12 +191,11 @@ class GenerationPolicy:
         return self._lives + self._joined()
 
     def take_metrics(self) -> Metrics:
-        """The replicas' metrics of their own work since they were last asked."""
-        return (
-            merge(self._with_replacements(lambda: self.workers.call(ReportingSampler.take_metrics)))
-            if self._reports
-            else {}
-        )
+        """The replicas' metrics of their own work since they were last asked, and those of what carries weights."""
+        own: Metrics = {}
+        if self._reports:
+            own = merge(self._with_replacements(lambda: self.workers.call(ReportingSampler.take_metrics)))
+        return {**own, **self._of_transport}
 
     def _with_replacements(self, call: Callable[[], T]) -> T:
         """The result of ``call``, made again whenever a replica was lost and replaced."""
@@ -226,3 +228,10 @@ class GenerationPolicy:
         if self._desk is not None:
             self._desk.close()
         self.workers.shutdown()
+
+
+def _told_by(handle: WeightHandle) -> Metrics:
+    """Metrics of the transport, if it has any."""
+    from nemorl_rl.transports.delta.counts import CountedPayload
+
+    return handle.payload.metrics() if isinstance(handle.payload, CountedPayload) else {}

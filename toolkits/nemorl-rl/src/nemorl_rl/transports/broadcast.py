@@ -162,7 +162,7 @@ class _Offer:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self._flats, self._deadline_s, self._report = flats, deadline_s, report
-        self._address = _own_address()
+        self._address = own_address()
         self._store = TCPStore(
             self._address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=deadline_s)
         )
@@ -281,7 +281,7 @@ def me() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def _own_address() -> str:
+def own_address() -> str:
     """Where other nodes of the cluster reach this one."""
     ray = sys.modules.get("ray")  # where it was not imported, which takes a second or fails, it does not run
     if ray is None or not ray.is_initialized():

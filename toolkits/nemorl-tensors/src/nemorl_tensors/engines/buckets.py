@@ -41,6 +41,13 @@ class KeptBucket(dict[str, Tensor]):
     made: Any = None
 
 
+class BroughtBucket(dict[str, Tensor]):
+    """A bucket of a transport that brings less, or more, than the bytes of its tensors."""
+
+    brought_bytes: int = 0
+    """Of this bucket, or in the first one of all"""
+
+
 class CountedBuckets:
     """Weights on their way in, and the bytes of those that have come."""
 
@@ -50,5 +57,8 @@ class CountedBuckets:
 
     def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
         for bucket in self._buckets:
-            self.nbytes += sum(tensor.nbytes for tensor in bucket.values())
+            if isinstance(bucket, BroughtBucket):
+                self.nbytes += bucket.brought_bytes
+            else:
+                self.nbytes += sum(tensor.nbytes for tensor in bucket.values())
             yield bucket
