@@ -71,6 +71,7 @@ STANDARD_PLUGINS: Mapping[str, str] = {
     "commands:quickstart": "nemorl-tasks",
     "commands:doctor": "nemorl-insight",
     "commands:plan": "nemorl-insight",
+    "commands:try": "nemorl-insight",
     "commands:engines": "nemorl-agents",
     "commands:serve": "nemorl-agents",
     "commands:launch": "nemorl-ops",
