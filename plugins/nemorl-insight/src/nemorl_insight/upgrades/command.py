@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +28,8 @@ COLOURS = {"works": "green", "works, numbers differ": "yellow", "breaks": "red"}
 app = plugin_app()
 
 
-@app.command("try", context_settings={"allow_extra_args": True, "ignore_unknown_options": False})
+@app.command("try")
 def try_versions(
-    ctx: typer.Context,
     requirements: Annotated[
         list[str] | None, typer.Argument(help="As pip writes them: transformers==5.18.0.", show_default=False)
     ] = None,
@@ -58,6 +58,9 @@ def try_versions(
     output: Annotated[
         Path | None, typer.Option(help="The report, JSON. Unset: in the user's cache folder.", show_default=False)
     ] = None,
+    pip: Annotated[
+        str, typer.Option("--pip", help="Options for pip, e.g. '--find-links dist'.", show_default=False)
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Download more than 1 GB without asking.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -66,7 +69,7 @@ def try_versions(
     Nothing that is installed changes: the environment holds only what pip would change, on top of the present one, and
     is removed afterwards. There the package is imported, the plugins that use it are checked, and a step is made again
     and compared with the same step made here: samples, log-probs, loss, gradient norm. What is in pyproject.toml about
-    the package is shown with the bounds that the outcome supports. What follows `--` goes to pip.
+    the package is shown with the bounds that the outcome supports.
 
     Exit 0 if every version works, also where numbers differ; 1 if one breaks.
 
@@ -87,7 +90,7 @@ def try_versions(
         return
     if not requirements:
         raise UsageError("no version was given", fix="nemorl try transformers==5.18.0, say; --help shows more")
-    words, pip_args = _split(requirements, ctx.args)
+    words, pip_args = requirements, shlex.split(pip)
     if run is not None and not (run / "config.yaml").is_file():
         raise UsageError(f"{run} is not a run directory (no config.yaml)", fix="give the path of a run")
     from nemorl_insight.upgrades.drill import Asked, drill
@@ -109,14 +112,6 @@ def try_versions(
             tell = lambda text, lead=lead: status.update(styled(lead + text))  # noqa: E731
             drills.append(drill(changes, asked, scratch, pip_args, tell))
     _answer(drills, output, as_json)
-
-
-def _split(words: Sequence[str], more: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Requirements, and what is for pip. Typer hands over both without the ``--`` between them."""
-    everything = [*words, *more]
-    count = len(sys.argv[sys.argv.index("--") + 1 :]) if "--" in sys.argv else 0
-    cut = len(everything) - count
-    return everything[:cut], everything[cut:]
 
 
 def _plans(words: Sequence[str], pip_args: Sequence[str], *, each: bool) -> list[list[Change]]:

@@ -173,7 +173,7 @@ def _with_old_modules(package: Package | None, modules: Sequence[str]) -> list[s
 
 
 def _pair(using: Sequence[PluginEntry]) -> tuple[str, str]:
-    """The backends of the built-in step: the default ones where they use the package or none does, else one that does."""
+    """Backends of the built-in step: the default ones where they use the package or none does, else one that does."""
     pair = []
     for kind, default in zip(("training_backends", "generation_backends"), DEFAULT_PAIR, strict=True):
         names = [entry.name for entry in using if entry.kind == kind]

@@ -62,7 +62,7 @@ def parse(text: str) -> Requirement:
             f"{text!r} is no requirement: {error}", fix="write for example transformers==5.18.0"
         ) from error
     if found.url is not None:
-        raise UsageError(f"{text!r} names a file", fix="name a version, and give `-- --find-links FOLDER`")
+        raise UsageError(f"{text!r} names a file", fix="name a version, and give --pip '--find-links FOLDER'")
     return found
 
 
@@ -91,7 +91,9 @@ def resolve(requirement: Requirement, pip_args: Sequence[str] = ()) -> list[Chan
         command = pip("install", "--dry-run", "--quiet", "--report", str(report), str(requirement), *pip_args)
         done = run_limited(command, PIP_S)
         if done.code != 0:
-            raise PluginError(f"pip cannot install {requirement}: {done.error}", fix="`nemorl try NAME --list`")
+            raise PluginError(
+                f"pip cannot install {requirement}: {done.error}", fix="`pip index versions` shows what there is"
+            )
         found = json.loads(report.read_text(encoding="utf-8"))["install"]
     here, root = Installed(), canonicalize_name(requirement.name)
     changes = []
