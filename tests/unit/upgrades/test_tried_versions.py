@@ -95,7 +95,7 @@ def test_what_cannot_be_tried_is_refused(
 def test_versions_that_work_break_and_differ(
     acme: Path, nemorl: Command, pip_args: Sequence[str], tiny_model: Path, tmp_path: Path
 ) -> None:
-    run = real_run(tiny_model, tmp_path / "run", environment={"name": "acme_counting"}, max_steps=2)
+    run = real_run(tiny_model, tmp_path / "run", environment="acme_counting", max_steps=2)
     before, here = fingerprint(run), fingerprint(acme)
     report = tmp_path / "report.json"
     wanted = [f"acmelib=={version}" for version in ("1.1", "2.0", "3.0", "4.0")]

@@ -14,6 +14,7 @@ from nemorl.errors import UsageError
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.plugin_app import plugin_app
 from nemorl_cli.terminal import console, print_table, say, styled
+from nemorl_trust.site import require
 
 if TYPE_CHECKING:
     from nemorl_insight.upgrades.bounds import Suggestion
@@ -104,6 +105,8 @@ def try_versions(
             echo_json([[vars(change) for change in changes] for changes in plans], indent=2)
         return
     for changes in plans:
+        for change in changes:
+            require("install", change.name)
         _consent(changes, yes=yes)
     drills = []
     with console(err=True, quiet=as_json).status("beginning") as status, scratch_folder("nemorl-try-") as scratch:

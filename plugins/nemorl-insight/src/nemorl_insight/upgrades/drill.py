@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nemorl.plugins import PluginEntry
+from nemorl.plugins import PluginEntry, registry
 
 from nemorl_insight.doctor.installed import Installed, Package
 from nemorl_insight.upgrades.bounds import broken_requirements
@@ -176,8 +176,14 @@ def _pair(using: Sequence[PluginEntry]) -> tuple[str, str]:
     """Backends of the built-in step: the default ones where they use the package or none does, else one that does."""
     pair = []
     for kind, default in zip(("training_backends", "generation_backends"), DEFAULT_PAIR, strict=True):
-        names = [entry.name for entry in using if entry.kind == kind]
+        names = [entry.name for entry in using if entry.kind == kind and not _asks_for_options(entry)]
         pair.append(default if default in names or not names else names[0])
     if DEFAULT_PAIR[0] != pair[0] and pair[1] == pair[0]:  # one of each side says more than a backend with itself
         pair[1] = DEFAULT_PAIR[1]
     return pair[0], pair[1]
+
+
+def _asks_for_options(entry: PluginEntry) -> bool:
+    """It has an option without a default, such as the address of a server."""
+    fields = registry().load(entry.kind, entry.id).model_fields
+    return any(field.is_required() for field in fields.values())
