@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import sys
 import tempfile
@@ -91,9 +92,8 @@ def resolve(requirement: Requirement, pip_args: Sequence[str] = ()) -> list[Chan
         command = pip("install", "--dry-run", "--quiet", "--report", str(report), str(requirement), *pip_args)
         done = run_limited(command, PIP_S)
         if done.code != 0:
-            raise PluginError(
-                f"pip cannot install {requirement}: {done.error}", fix="`pip index versions` shows what there is"
-            )
+            what = f"pip cannot install {requirement}: {done.error}{of_another_python(requirement, done.err)}"
+            raise PluginError(what, fix=f"`pip index versions {requirement.name}` shows what there is for this Python")
         found = json.loads(report.read_text(encoding="utf-8"))["install"]
     here, root = Installed(), canonicalize_name(requirement.name)
     changes = []
@@ -105,6 +105,17 @@ def resolve(requirement: Requirement, pip_args: Sequence[str] = ()) -> list[Chan
         before = None if package is None else package.version
         changes.append(Change(name, before, version, _size(item["download_info"]["url"])))
     return sorted(changes, key=lambda change: canonicalize_name(change.name) != root)
+
+
+def of_another_python(requirement: Requirement, said: str) -> str:
+    """The Python that an asked version is for, where pip left it out for that: it says so among all other versions.
+
+    >>> of_another_python(Requirement("a==2.0"), "Ignored: 1.0 Requires-Python <3; 2.0 Requires-Python >=3.12")
+    '; it is for Python >=3.12'
+    """
+    pythons = re.findall(r"(\S+) Requires-Python ([^;\n]+)", said)
+    wanted = [python.strip() for version, python in pythons if requirement.specifier.contains(version)]
+    return f"; it is for Python {wanted[-1]}" if wanted else ""
 
 
 def versions(requirement: Requirement, pip_args: Sequence[str] = ()) -> list[str]:
