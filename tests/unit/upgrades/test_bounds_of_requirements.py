@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nemorl_insight.upgrades.bounds import _after
+from nemorl_insight.upgrades.bounds import supported
 from packaging.specifiers import SpecifierSet
 
 
@@ -29,12 +29,12 @@ from packaging.specifiers import SpecifierSet
     ],
 )
 def test_bounds_follow_what_was_seen(now: str, tried: dict[str, bool], after: str) -> None:
-    assert _after(SpecifierSet(now), "5.19.0", tried)[0] == after
+    assert supported(SpecifierSet(now), "5.19.0", tried)[0] == after
 
 
 def test_the_reason_names_the_version() -> None:
-    assert _after(SpecifierSet(">=2.40"), "2.60.0", {"2.41.0": False, "2.59.0": True})[1] == "2.41.0 breaks"
+    assert supported(SpecifierSet(">=2.40"), "2.60.0", {"2.41.0": False, "2.59.0": True})[1] == "2.41.0 breaks"
 
 
 def test_a_local_build_is_a_version_like_its_public_one() -> None:
-    assert _after(SpecifierSet(">=2.9"), "2.13.0+cpu", {"2.14.1": True})[0] == ">=2.9"
+    assert supported(SpecifierSet(">=2.9"), "2.13.0+cpu", {"2.14.1": True})[0] == ">=2.9"

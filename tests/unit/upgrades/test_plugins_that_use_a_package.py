@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nemorl_insight.doctor.installed import Installed
 from nemorl_insight.upgrades.bounds import broken_requirements, suggestions
-from nemorl_insight.upgrades.drill import _pair
+from nemorl_insight.upgrades.drill import backends_of_step
 from nemorl_insight.upgrades.touching import by_kind, imports_of, modules_of, touched
 
 
@@ -44,8 +44,8 @@ def test_the_built_in_step_uses_the_default_backends_where_they_use_the_package(
     installed = Installed()
     package = installed.get("transformers")
     assert package is not None
-    assert _pair(by_kind(touched(package, ["transformers"], installed))) == ("dtensor", "hf")
-    assert _pair([]) == ("dtensor", "hf")
+    assert backends_of_step(by_kind(touched(package, ["transformers"], installed))) == ("dtensor", "hf")
+    assert backends_of_step([]) == ("dtensor", "hf")
 
 
 def test_requirements_of_plugins_are_read_and_compared(acme: Path) -> None:

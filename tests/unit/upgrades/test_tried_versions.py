@@ -13,7 +13,7 @@ from command_line import Command
 from nemorl_insight.upgrades.drill import Drill
 from nemorl_insight.upgrades.overlays import cache_folder
 from nemorl_insight.upgrades.resolving import Change
-from nemorl_insight.upgrades.steps import Numbers, _largest
+from nemorl_insight.upgrades.steps import Numbers, largest_difference
 from nemorl_insight.upgrades.trials import Trial
 from real_runs import fingerprint, real_run
 
@@ -56,9 +56,9 @@ def test_a_verdict_is_of_checks_first_and_of_numbers_then() -> None:
 def test_the_largest_difference_is_of_all_tokens_and_fields() -> None:
     one = {"sequences": [{"old_logprobs": [-1.0, -2.0], "policy_logprobs": [-1.0, -3.5]}]}
     other = {"sequences": [{"old_logprobs": [-1.25, -2.0], "policy_logprobs": [-1.0, -3.0]}]}
-    assert _largest([(one, other)], ("old_logprobs",)) == 0.25
-    assert _largest([(one, other)], ("old_logprobs", "policy_logprobs")) == 0.5
-    assert _largest([({"sequences": [{"old_logprobs": None}]}, one)], ("old_logprobs",)) is None
+    assert largest_difference([(one, other)], ("old_logprobs",)) == 0.25
+    assert largest_difference([(one, other)], ("old_logprobs", "policy_logprobs")) == 0.5
+    assert largest_difference([({"sequences": [{"old_logprobs": None}]}, one)], ("old_logprobs",)) is None
 
 
 def test_a_download_that_nobody_agreed_to_does_not_happen(

@@ -51,7 +51,7 @@ def suggestions(name: str, present: str, tried: Mapping[str, bool], installed: I
             if canonicalize_name(requirement.name) != canonicalize_name(name) or not used:
                 continue
             folder = _editable_folder(package)
-            after, why = _after(requirement.specifier, present, tried)
+            after, why = supported(requirement.specifier, present, tried)
             where = package.name if folder is None else str(folder / "pyproject.toml")
             found.append(Suggestion(package.name, where, _line(requirement, None), _line(requirement, after), why))
     return found
@@ -67,7 +67,7 @@ def _ordered(specifier: SpecifierSet) -> str:
     return ",".join(sorted(map(str, specifier), key=lambda text: (text[0] != ">", text)))
 
 
-def _after(specifier: SpecifierSet, present: str, tried: Mapping[str, bool]) -> tuple[str, str]:
+def supported(specifier: SpecifierSet, present: str, tried: Mapping[str, bool]) -> tuple[str, str]:
     """The bounds that the outcome supports, and why."""
     now = _ordered(specifier)
     bounds = {part.operator: Version(part.version) for part in specifier if part.operator in (">=", "<")}

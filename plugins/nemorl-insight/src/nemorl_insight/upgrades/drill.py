@@ -154,7 +154,7 @@ def _make_step(
     found: Drill, using: Sequence[PluginEntry], asked: Asked, scratch: Path, new: Side, present: Side
 ) -> None:
     began = time.monotonic()
-    training, generation = _pair(using)
+    training, generation = backends_of_step(using)
     on_ray = found.name == "ray"
     place = scratch / "-".join((training, generation, *(["ray"] if on_ray else [])))
     found.step_of = str(asked.run or f"built-in: {training}, {generation}{', on Ray' if on_ray else ''}")
@@ -172,7 +172,7 @@ def _with_old_modules(package: Package | None, modules: Sequence[str]) -> list[s
     return sorted({*modules, *(modules_of(package) if package is not None else ())})
 
 
-def _pair(using: Sequence[PluginEntry]) -> tuple[str, str]:
+def backends_of_step(using: Sequence[PluginEntry]) -> tuple[str, str]:
     """Backends of the built-in step: the default ones where they use the package or none does, else one that does."""
     pair = []
     for kind, default in zip(("training_backends", "generation_backends"), DEFAULT_PAIR, strict=True):

@@ -160,8 +160,8 @@ def compare_step(run: Path, step: int | None, new: Side, present: Side, scratch:
         step=step,
         samples=len(rows),
         equal_samples=sum(equal),
-        generation_logprobs=_largest([p for p, same in zip(rows, equal, strict=True) if same], (OF_SAMPLER,)),
-        trainer_logprobs=_largest(trained_rows, OF_TRAINER),
+        generation_logprobs=largest_difference([p for p, same in zip(rows, equal, strict=True) if same], (OF_SAMPLER,)),
+        trainer_logprobs=largest_difference(trained_rows, OF_TRAINER),
         loss=(metrics[0].get(LOSS), metrics[1].get(LOSS)),
         grad_norm=(metrics[0].get(GRADIENT), metrics[1].get(GRADIENT)),
     )
@@ -192,7 +192,9 @@ def _tokens(row: Mapping[str, Any]) -> list[Any]:
     return [sequence["token_ids"] for sequence in row.get("sequences") or ()]
 
 
-def _largest(rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], fields: Collection[str]) -> float | None:
+def largest_difference(
+    rows: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], fields: Collection[str]
+) -> float | None:
     """The largest difference of two log-probs of a token; ``None`` where none were recorded."""
     found = [
         abs(one - other)
