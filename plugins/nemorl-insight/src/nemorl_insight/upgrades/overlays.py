@@ -89,7 +89,7 @@ def _made(folder: Path, changes: Sequence[Change], pip_args: Sequence[str]) -> O
     with replacing_folder(folder) as draft:
         subprocess.run([sys.executable, "-P", "-m", "venv", "--without-pip", str(draft)], check=True)
         made = Overlay(draft)
-        options = ("--quiet", "--no-deps", "--ignore-installed", *pip_args)
+        options = ("--quiet", "--no-deps", "--no-compile", "--ignore-installed", *pip_args)
         pins = [change.pin for change in changes]
         done = run_limited(pip("--python", str(made.python), "install", *options, *pins), UNPACK_S)
         if done.code != 0:
