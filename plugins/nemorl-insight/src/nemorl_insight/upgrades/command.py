@@ -18,7 +18,7 @@ from nemorl_trust.site import require
 
 if TYPE_CHECKING:
     from nemorl_insight.upgrades.bounds import Suggestion
-    from nemorl_insight.upgrades.drill import Drill
+    from nemorl_insight.upgrades.drill import Asked, Drill
     from nemorl_insight.upgrades.resolving import Change
 
 ASK_BYTES = 1_000_000_000
@@ -94,7 +94,7 @@ def try_versions(
     words, pip_args = requirements, shlex.split(pip)
     if run is not None and not (run / "config.yaml").is_file():
         raise UsageError(f"{run} is not a run directory (no config.yaml)", fix="give the path of a run")
-    from nemorl_insight.upgrades.drill import Asked, drill
+    from nemorl_insight.upgrades.drill import Asked
 
     asked = Asked(run and run.absolute(), step, plugin or (), full, tolerance, timeout, keep)
     with console(err=True, quiet=as_json).status("asking pip"):
@@ -108,13 +108,31 @@ def try_versions(
         for change in changes:
             require("install", change.name)
         _consent(changes, yes=yes)
-    drills = []
-    with console(err=True, quiet=as_json).status("beginning") as status, scratch_folder("nemorl-try-") as scratch:
+    drills, advice, answer, file = _tried(plans, asked, pip_args, output, quiet=as_json)
+    if as_json:
+        echo_json(answer, indent=2)
+    else:
+        _print(drills, advice)
+        say(f"report: {file}")
+    if not answer["ok"]:
+        raise typer.Exit(1)
+
+
+def _tried(
+    plans: Sequence[Sequence[Change]], asked: Asked, pip_args: Sequence[str], output: Path | None, *, quiet: bool
+) -> tuple[list[Drill], list[Suggestion], dict[str, Any], Path]:
+    """Each version tried, with a report after each: it is there when the next is interrupted."""
+    from nemorl_insight.upgrades.drill import drill
+
+    drills: list[Drill] = []
+    with console(err=True, quiet=quiet).status("beginning") as status, scratch_folder("nemorl-try-") as scratch:
         for changes in plans:
             lead = f"{changes[0].pin}: "
             tell = lambda text, lead=lead: status.update(styled(lead + text))  # noqa: E731
             drills.append(drill(changes, asked, scratch, pip_args, tell))
-    _answer(drills, output, as_json)
+            advice = _advice(drills)
+            answer, file = _report(drills, advice, output)
+    return drills, advice, answer, file
 
 
 def _plans(words: Sequence[str], pip_args: Sequence[str], *, each: bool) -> list[list[Change]]:
@@ -167,30 +185,24 @@ def _consent(changes: Sequence[Change], *, yes: bool) -> None:
     typer.confirm(f"{what}. Go on?", abort=True)
 
 
-def _answer(drills: Sequence[Drill], output: Path | None, as_json: bool) -> None:
+def _report(drills: Sequence[Drill], advice: Sequence[Suggestion], output: Path | None) -> tuple[dict[str, Any], Path]:
+    """The answer of ``--json``, written to a file, and the file."""
     import json
 
     from nemorl.base.files.atomic import replace_text
 
     from nemorl_insight.upgrades.overlays import cache_folder
 
-    advice = _advice(drills)
     answer = {
         "ok": all(drill.verdict != "breaks" for drill in drills),
         "versions": [drill.as_dict() for drill in drills],
         "requirements": [one.as_dict() for one in advice],
     }
-    names = "-".join(f"{drill.name}-{drill.version}" for drill in drills)[:120]
-    file = output if output is not None else cache_folder() / "reports" / f"{names}.json"
+    first = f"{drills[0].name}-{drills[0].version}"
+    file = output if output is not None else cache_folder() / "reports" / f"{first}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     replace_text(file, json.dumps(answer, indent=1))
-    if as_json:
-        echo_json(answer, indent=2)
-    else:
-        _print(drills, advice)
-        say(f"report: {file}")
-    if not answer["ok"]:
-        raise typer.Exit(1)
+    return answer, file
 
 
 def _advice(drills: Sequence[Drill]) -> list[Suggestion]:
