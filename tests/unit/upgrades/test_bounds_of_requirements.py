@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from nemorl_insight.upgrades.bounds import supported
+from nemorl_insight.doctor.upgrades.bounds import supported
 from packaging.specifiers import SpecifierSet
 
 

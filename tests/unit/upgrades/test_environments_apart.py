@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 from nemorl.errors import PluginError
-from nemorl_insight.upgrades.overlays import cache_folder, clean, kept, overlay, variables
-from nemorl_insight.upgrades.processes import run_limited
-from nemorl_insight.upgrades.resolving import Change, download, parse, resolve, versions
+from nemorl_insight.doctor.upgrades.overlays import cache_folder, clean, kept, overlay, variables
+from nemorl_insight.doctor.upgrades.processes import run_limited
+from nemorl_insight.doctor.upgrades.resolving import Change, download, parse, resolve, versions
 from real_runs import fingerprint
 from recorded_messages import Raises
 
@@ -90,7 +90,7 @@ def test_an_interruption_leaves_nothing(acme: Path, pip_args: Sequence[str], mon
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nemorl_insight.upgrades.overlays.run_limited", interrupted)  # while pip unpacks
+    monkeypatch.setattr("nemorl_insight.doctor.upgrades.overlays.run_limited", interrupted)  # while pip unpacks
     with pytest.raises(KeyboardInterrupt), overlay(changes, pip_args, keep=True):
         pass
     assert list(cache_folder().iterdir()) == []

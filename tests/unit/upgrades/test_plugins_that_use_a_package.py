@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemorl_insight.doctor.installed import Installed
-from nemorl_insight.upgrades.bounds import broken_requirements, suggestions
-from nemorl_insight.upgrades.drill import backends_of_step
-from nemorl_insight.upgrades.touching import by_kind, imports_of, modules_of, touched
+from nemorl_insight.doctor.upgrades.bounds import broken_requirements, suggestions
+from nemorl_insight.doctor.upgrades.drill import backends_of_step
+from nemorl_insight.doctor.upgrades.touching import by_kind, imports_of, modules_of, touched
 
 
 def users_of(name: str) -> dict[str, list[str]]:

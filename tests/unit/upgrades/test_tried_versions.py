@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from command_line import Command
-from nemorl_insight.upgrades.drill import Drill
-from nemorl_insight.upgrades.overlays import cache_folder
-from nemorl_insight.upgrades.resolving import Change
-from nemorl_insight.upgrades.steps import Numbers, largest_difference
-from nemorl_insight.upgrades.trials import Trial
+from nemorl_insight.doctor.upgrades.drill import Drill
+from nemorl_insight.doctor.upgrades.overlays import cache_folder
+from nemorl_insight.doctor.upgrades.resolving import Change
+from nemorl_insight.doctor.upgrades.steps import Numbers, largest_difference
+from nemorl_insight.doctor.upgrades.trials import Trial
 from real_runs import fingerprint, real_run
 
 
@@ -64,7 +64,7 @@ def test_the_largest_difference_is_of_all_tokens_and_fields() -> None:
 def test_a_download_that_nobody_agreed_to_does_not_happen(
     acme: Path, nemorl: Command, pip_args: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nemorl_insight.upgrades.command.ASK_BYTES", 10)
+    monkeypatch.setattr("nemorl_insight.doctor.upgrades.command.ASK_BYTES", 10)
     done = nemorl("try", "acmelib==1.1", *options(pip_args))
     assert done.code == 2
     assert "--yes" in done.err

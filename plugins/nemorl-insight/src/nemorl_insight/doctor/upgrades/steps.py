@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.base.files.atomic import replace_text
+from nemorl_cli.report.records.reading import read_records
+from nemorl_cli.report.run_data import RunData
 
-from nemorl_insight.diff.rollouts import StepRecords
-from nemorl_insight.diff.run_files import RunFiles
-from nemorl_insight.upgrades.processes import Done
-from nemorl_insight.upgrades.trials import Side
+from nemorl_insight.doctor.upgrades.processes import Done
+from nemorl_insight.doctor.upgrades.trials import Side
 
 LOSS, GRADIENT = "train/loss", "train/grad_norm"
 OF_SAMPLER, OF_TRAINER = "generation_logprobs", ("old_logprobs", "policy_logprobs")
@@ -88,7 +88,7 @@ def record_step(folder: Path, training: str, generation: str, present: Side, *, 
         StepError: the present environment cannot make it.
     """
     model, run = folder / "model", folder / "run"
-    if run.is_dir() and RunFiles.of(run).last_step == RECORD_STEPS:
+    if last_step(run) == RECORD_STEPS:
         return run
     folder.mkdir(parents=True, exist_ok=True)
     made = present.run("-c", f"from nemorl_rl.models.tiny import write_tiny_model as w; w({str(model)!r})")
@@ -145,7 +145,7 @@ def compare_step(run: Path, step: int | None, new: Side, present: Side, scratch:
         StepError: one of the sides cannot make it.
         UsageError: there is no run.
     """
-    step = RunFiles.of(run).last_step if step is None else step
+    step = last_step(run) if step is None else step
     version = "present" if new.overlay is None else new.overlay.folder.name
     sides = {"present": present, version: new}
     both = [_replayed(run, step, side, scratch / name, name) for name, side in sides.items()]
@@ -155,15 +155,16 @@ def compare_step(run: Path, step: int | None, new: Side, present: Side, scratch:
     if not all(equal):
         trained = [_replayed(run, step, side, scratch / f"{n}-trainer", n, "trainer") for n, side in sides.items()]
         trained_rows = list(_paired(trained, step))
-    metrics = [RunFiles.of(folder).metrics.get(step, {}) for folder in trained]
+    data = [RunData.load(folder) for folder in trained]
+    loss, grad_norm = ([one.metrics.get(name, {}).get(step) for one in data] for name in (LOSS, GRADIENT))
     return Numbers(
         step=step,
         samples=len(rows),
         equal_samples=sum(equal),
         generation_logprobs=largest_difference([p for p, same in zip(rows, equal, strict=True) if same], (OF_SAMPLER,)),
         trainer_logprobs=largest_difference(trained_rows, OF_TRAINER),
-        loss=(metrics[0].get(LOSS), metrics[1].get(LOSS)),
-        grad_norm=(metrics[0].get(GRADIENT), metrics[1].get(GRADIENT)),
+        loss=(loss[0], loss[1]),
+        grad_norm=(grad_norm[0], grad_norm[1]),
     )
 
 
@@ -173,19 +174,29 @@ def _replayed(run: Path, step: int, side: Side, folder: Path, name: str, only: s
     options = ["--only", only] if only is not None else []
     arguments = ("compare", "replay", str(run), "--step", str(step), "--output", str(folder), "--json", *options)
     done = side.nemorl(*arguments)
-    if not (folder / "config.yaml").is_file() or step not in RunFiles.of(folder).metrics:
+    if last_step(folder) != step:
         where = " in the present environment" if name == "present" else ""
         raise StepError(f"step {step}{where}", done, blames_version=name != "present")
     return folder
 
 
 def _paired(folders: Sequence[Path], step: int) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """The records of a step on both sides, sample by sample."""
-    first, second = (StepRecords.read(folder, step) for folder in folders)
-    if first is None or second is None:
-        return
-    for key, row in first.rows.items():
-        yield row, second.rows.get(key, {})
+    """The records of a step on both sides, sample by sample: by group and place in it, which end its name."""
+    first, second = (
+        {tuple(row["sample_id"].rsplit("-", 2)[1:]): row for row in read_records(folder, **_of(step))}
+        for folder in folders
+    )
+    for key, row in first.items():
+        yield row, second.get(key, {})
+
+
+def _of(step: int) -> dict[str, Any]:
+    return {"split": "train", "step": step, "columns": ("sample_id", "sequences")}
+
+
+def last_step(run: Path) -> int:
+    """The last step that a run has a metric of; 0: none, or there is no run."""
+    return max((step for values in RunData.load(run).metrics.values() for step in values), default=0)
 
 
 def _tokens(row: Mapping[str, Any]) -> list[Any]:

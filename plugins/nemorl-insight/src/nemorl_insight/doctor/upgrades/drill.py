@@ -11,12 +11,20 @@ from typing import Any, Literal
 from nemorl.plugins import PluginEntry, registry
 
 from nemorl_insight.doctor.installed import Installed, Package
-from nemorl_insight.upgrades.bounds import broken_requirements
-from nemorl_insight.upgrades.overlays import Overlay, overlay
-from nemorl_insight.upgrades.resolving import Change
-from nemorl_insight.upgrades.steps import Numbers, StepError, compare_step, record_step
-from nemorl_insight.upgrades.touching import by_kind, modules_of, touched
-from nemorl_insight.upgrades.trials import Outcome, Side, Trial, doctor_findings, try_imports, try_listing, try_plugin
+from nemorl_insight.doctor.upgrades.bounds import broken_requirements
+from nemorl_insight.doctor.upgrades.overlays import Overlay, overlay
+from nemorl_insight.doctor.upgrades.resolving import Change
+from nemorl_insight.doctor.upgrades.steps import Numbers, StepError, compare_step, record_step
+from nemorl_insight.doctor.upgrades.touching import by_kind, modules_of, touched
+from nemorl_insight.doctor.upgrades.trials import (
+    Outcome,
+    Side,
+    Trial,
+    doctor_findings,
+    try_imports,
+    try_listing,
+    try_plugin,
+)
 
 Verdict = Literal["works", "works, numbers differ", "breaks"]
 STEP = "step made again"

@@ -17,8 +17,8 @@ from typing import Any, Literal
 from nemorl.plugins import PluginEntry
 from nemorl.plugins.index import singular
 
-from nemorl_insight.upgrades.overlays import Overlay, variables
-from nemorl_insight.upgrades.processes import Done, run_limited
+from nemorl_insight.doctor.upgrades.overlays import Overlay, variables
+from nemorl_insight.doctor.upgrades.processes import Done, run_limited
 
 Outcome = Literal["passed", "failed", "failed in both", "skipped"]
 

@@ -17,9 +17,9 @@ from nemorl_cli.terminal import console, print_table, say, styled
 from nemorl_trust.site import require
 
 if TYPE_CHECKING:
-    from nemorl_insight.upgrades.bounds import Suggestion
-    from nemorl_insight.upgrades.drill import Asked, Drill
-    from nemorl_insight.upgrades.resolving import Change
+    from nemorl_insight.doctor.upgrades.bounds import Suggestion
+    from nemorl_insight.doctor.upgrades.drill import Asked, Drill
+    from nemorl_insight.doctor.upgrades.resolving import Change
 
 ASK_BYTES = 1_000_000_000
 """A download larger than this is asked about."""
@@ -94,7 +94,7 @@ def try_versions(
     words, pip_args = requirements, shlex.split(pip)
     if run is not None and not (run / "config.yaml").is_file():
         raise UsageError(f"{run} is not a run directory (no config.yaml)", fix="give the path of a run")
-    from nemorl_insight.upgrades.drill import Asked
+    from nemorl_insight.doctor.upgrades.drill import Asked
 
     asked = Asked(run and run.absolute(), step, plugin or (), full, tolerance, timeout, keep)
     with console(err=True, quiet=as_json).status("asking pip"):
@@ -122,7 +122,7 @@ def _tried(
     plans: Sequence[Sequence[Change]], asked: Asked, pip_args: Sequence[str], output: Path | None, *, quiet: bool
 ) -> tuple[list[Drill], list[Suggestion], dict[str, Any], Path]:
     """Each version tried, with a report after each: it is there when the next is interrupted."""
-    from nemorl_insight.upgrades.drill import drill
+    from nemorl_insight.doctor.upgrades.drill import drill
 
     drills: list[Drill] = []
     with console(err=True, quiet=quiet).status("beginning") as status, scratch_folder("nemorl-try-") as scratch:
@@ -143,7 +143,7 @@ def _plans(words: Sequence[str], pip_args: Sequence[str], *, each: bool) -> list
     """
     from packaging.requirements import Requirement
 
-    from nemorl_insight.upgrades.resolving import parse, resolve, versions
+    from nemorl_insight.doctor.upgrades.resolving import parse, resolve, versions
 
     wanted = [parse(word) for word in words]
     if each:
@@ -159,7 +159,7 @@ def _plans(words: Sequence[str], pip_args: Sequence[str], *, each: bool) -> list
 
 
 def _say_plans(plans: Sequence[Sequence[Change]], *, quiet: bool) -> None:
-    from nemorl_insight.upgrades.resolving import download
+    from nemorl_insight.doctor.upgrades.resolving import download
 
     for changes in plans if not quiet else ():
         size, known = download(changes)
@@ -174,7 +174,7 @@ def _consent(changes: Sequence[Change], *, yes: bool) -> None:
     Raises:
         UsageError: nobody can be asked.
     """
-    from nemorl_insight.upgrades.resolving import download
+    from nemorl_insight.doctor.upgrades.resolving import download
 
     size, known = download(changes)
     if yes or (known and size <= ASK_BYTES):
@@ -191,7 +191,7 @@ def _report(drills: Sequence[Drill], advice: Sequence[Suggestion], output: Path 
 
     from nemorl.base.files.atomic import replace_text
 
-    from nemorl_insight.upgrades.overlays import cache_folder
+    from nemorl_insight.doctor.upgrades.overlays import cache_folder
 
     answer = {
         "ok": all(drill.verdict != "breaks" for drill in drills),
@@ -208,7 +208,7 @@ def _report(drills: Sequence[Drill], advice: Sequence[Suggestion], output: Path 
 def _advice(drills: Sequence[Drill]) -> list[Suggestion]:
     """What the outcome says of requirements on each package that was tried and is installed."""
     from nemorl_insight.doctor.installed import Installed
-    from nemorl_insight.upgrades.bounds import suggestions
+    from nemorl_insight.doctor.upgrades.bounds import suggestions
 
     here, found = Installed(), []
     for name in dict.fromkeys(drill.name for drill in drills):
@@ -244,7 +244,7 @@ def _print(drills: Sequence[Drill], advice: Sequence[Suggestion]) -> None:
 
 
 def _clean(as_json: bool) -> None:
-    from nemorl_insight.upgrades.overlays import clean
+    from nemorl_insight.doctor.upgrades.overlays import clean
 
     size = clean()
     if as_json:

@@ -24,7 +24,7 @@ from packaging.version import Version
 from nemorl_insight.doctor.installed import Installed
 from nemorl_insight.doctor.packages import VLLM
 from nemorl_insight.doctor.torch_builds import COMPANIONS
-from nemorl_insight.upgrades.processes import run_limited
+from nemorl_insight.doctor.upgrades.processes import run_limited
 
 PIP_S = 600.0
 """Longest time for pip to work out versions."""

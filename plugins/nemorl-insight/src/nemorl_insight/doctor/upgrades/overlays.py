@@ -23,8 +23,8 @@ from nemorl.base.files.atomic import listed, remove, replace_text, replacing_fol
 from nemorl.errors import PluginError
 from platformdirs import user_cache_path
 
-from nemorl_insight.upgrades.processes import run_limited
-from nemorl_insight.upgrades.resolving import Change, pip
+from nemorl_insight.doctor.upgrades.processes import run_limited
+from nemorl_insight.doctor.upgrades.resolving import Change, pip
 
 RECORD = "nemorl-try.json"
 """In the folder of an environment: what it is made of. A folder without it is not ours."""
