@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from installed_plugins import Install
 from made_wheels import unpack, write_wheel
+from nemorl.plugins import Index, Registry
+from nemorl_insight.doctor.upgrades.touching import imports_of
+from nemorl_testing.plugin import use_registry
 
 COUNTS_DIGITS = "def value(text): return float(sum(c.isdigit() for c in text))\n"
 COUNTS_LETTERS = "def value(text): return float(sum(c.isalpha() for c in text))\n"
@@ -48,14 +51,16 @@ def index(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def acme(site: Path, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def acme(site: Path, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder with acmelib 1.0, acmetools 1.0 and the plugin, which processes that are started see as well."""
     for name, code in (("acmelib", COUNTS_DIGITS), ("acmetools", "")):
         unpack(write_wheel(tmp_path / "old", name, "1.0", code), site)
     install("acme-counting", {"acme_counting": "acme_counting:Env"}, code=PLUGIN, requires=(REQUIRED, "nemorl-core"))
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return site
+    imports_of.cache_clear()
+    with use_registry(Registry(Index.installed())):
+        yield site
 
 
 @pytest.fixture

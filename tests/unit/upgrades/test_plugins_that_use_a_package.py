@@ -7,7 +7,7 @@ from pathlib import Path
 from nemorl_insight.doctor.installed import Installed
 from nemorl_insight.doctor.upgrades.bounds import broken_requirements, suggestions
 from nemorl_insight.doctor.upgrades.drill import backends_of_step
-from nemorl_insight.doctor.upgrades.touching import by_kind, imports_of, modules_of, touched
+from nemorl_insight.doctor.upgrades.touching import by_kind, modules_of, touched
 
 
 def users_of(name: str) -> dict[str, list[str]]:
@@ -19,7 +19,6 @@ def users_of(name: str) -> dict[str, list[str]]:
 
 
 def test_a_plugin_that_imports_it_late_uses_it(acme: Path) -> None:
-    imports_of.cache_clear()
     assert users_of("acmelib") == {"imports it": ["environments:acme_counting"]}
 
 

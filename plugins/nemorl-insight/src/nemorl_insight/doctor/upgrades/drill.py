@@ -141,15 +141,17 @@ def _run(
     new, present = Side(made, asked.timeout_s), Side(None, asked.timeout_s)
     package = Installed([str(made.site_packages)]).get(found.name)
     assert package is not None, "pip has installed it"
-    modules = modules_of(package)
+    old = here.get(found.name)
+    modules, old_modules = modules_of(package), modules_of(old) if old is not None else []
     tell("imports")
-    found.trials += try_imports(modules, new, present)
+    # Those that came or went concern nobody here, or a plugin whose checks will say so.
+    found.trials += try_imports([name for name in modules if not old or name in old_modules], new, present)
     found.trials.append(try_listing(new, present))
     if found.failed:  # the rest would say the same again
         return
     tell("doctor")
     found.doctor = doctor_findings(new, present)
-    using = by_kind(touched(package, _with_old_modules(here.get(found.name), modules), here))
+    using = by_kind(touched(package, sorted({*modules, *old_modules}), here))
     for entry in using:
         if not asked.plugins or {entry.name, entry.id, entry.distribution} & {*asked.plugins}:
             tell(f"{entry.kind} {entry.name}")
@@ -173,11 +175,6 @@ def _make_step(
     except StepError as error:
         outcome: Outcome = "failed" if error.blames_version else "skipped"
         found.trials.append(Trial(STEP, outcome, time.monotonic() - began, str(error), error.done.err))
-
-
-def _with_old_modules(package: Package | None, modules: Sequence[str]) -> list[str]:
-    """Those of the installed version too: what it had and the other one lacks is what breaks."""
-    return sorted({*modules, *(modules_of(package) if package is not None else ())})
 
 
 def backends_of_step(using: Sequence[PluginEntry]) -> tuple[str, str]:

@@ -122,7 +122,6 @@ def _text(node: ast.AST) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-@cache
 def _source(module: str) -> Path | None:
     """The file of a module of ours, found without importing its package's parents beyond the top."""
     top, *rest = module.split(".")
