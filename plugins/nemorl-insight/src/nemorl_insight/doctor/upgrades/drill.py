@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from nemorl.plugins import PluginEntry, registry
 
-from nemorl_insight.doctor.installed import Installed, Package
+from nemorl_insight.doctor.installed import Installed
 from nemorl_insight.doctor.upgrades.bounds import broken_requirements
 from nemorl_insight.doctor.upgrades.overlays import Overlay, overlay
 from nemorl_insight.doctor.upgrades.resolving import Change

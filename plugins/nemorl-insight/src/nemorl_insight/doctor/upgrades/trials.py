@@ -9,7 +9,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +49,12 @@ class Side:
 
     def run(self, *arguments: str) -> Done:
         """``python arguments…`` there. The folder in which the user is does not come before packages."""
-        return run_limited([self.python, "-P", *arguments], self.timeout_s, variables(self.overlay))
+        done = run_limited([self.python, "-P", *arguments], self.timeout_s, variables(self.overlay))
+        return replace(done, err=self.shortened(done.err))
+
+    def shortened(self, text: str) -> str:
+        """Without the folder of the environment, which nobody will find later."""
+        return text if self.overlay is None else text.replace(f"{self.overlay.site_packages}/", "")
 
     def nemorl(self, *arguments: str) -> Done:
         return self.run("-m", "nemorl", *arguments)
@@ -98,9 +103,9 @@ def try_plugin(entry: PluginEntry, new: Side, present: Side, *, full: bool) -> T
     if not problems:
         return Trial(name, "passed" if passed else "skipped", done.seconds, "" if passed else "nothing could be tried")
     _, before, _ = _checked(entry, present, full)
-    own = [problem for problem in problems if _first_line(problem) not in map(_first_line, before)]
+    own = [problem for problem in problems if _seen(problem) not in map(_seen, before)]
     outcome: Outcome = "failed" if own else "failed in both"
-    return Trial(name, outcome, done.seconds, _shortened((own or problems)[0]), "\n".join(problems))
+    return Trial(name, outcome, done.seconds, _seen((own or problems)[0]), "\n".join(problems))
 
 
 def _checked(entry: PluginEntry, side: Side, full: bool) -> tuple[Done, list[str], bool]:
@@ -113,19 +118,15 @@ def _checked(entry: PluginEntry, side: Side, full: bool) -> tuple[Done, list[str
             return done, [done.error], False
         found = json.loads(answer.read_text(encoding="utf-8"))
     texts = ["\n".join(filter(None, (p["what"], p.get("traceback", "")))) for p in found["problems"]]
-    return done, texts, bool(found["passed"])
+    return done, [side.shortened(text) for text in texts], bool(found["passed"])
 
 
-def _shortened(problem: str) -> str:
+def _seen(problem: str) -> str:
     """The line of a problem that says what was seen: of a broken clause, `check: seen`."""
     lines = [line.strip() for line in problem.splitlines() if line.strip()]
     seen = next((line.removeprefix("seen:").strip() for line in lines if line.startswith("seen:")), None)
     check = next((line.rpartition(".check_")[2] for line in lines if line.startswith("check:")), "")
     return f"{check}: {seen}" if seen else lines[0]
-
-
-def _first_line(problem: str) -> str:
-    return _shortened(problem)
 
 
 def _trial(name: str, done: Done, both: bool) -> Trial:
