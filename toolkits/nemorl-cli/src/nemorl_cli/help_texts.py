@@ -19,7 +19,7 @@ PANELS = {
     "Look into runs": ("view", "runs"),
     "Compare": ("compare", "eval"),
     "Publish": ("generate", "export", "serve", "report"),
-    "Operate": ("launch", "engines", "doctor", "plugins", "audit", "certs", "grafana"),
+    "Operate": ("launch", "engines", "doctor", "try", "plugins", "audit", "certs", "grafana"),
 }
 """Commands by task, as ``nemorl --help`` shows them, whichever package they come from."""
 OF_OTHERS = "From other plugins"

@@ -38,8 +38,7 @@ def how_to_install(distribution: str) -> str:
     >>> how_to_install("nemorl-insight"), how_to_install("nemorl-megatron")
     ("pip install 'nemorl[insight]'", 'pip install nemorl-megatron')
     """
-    extra = EXTRAS.get(distribution)
-    return f"pip install 'nemorl[{extra}]'" if extra else f"pip install {distribution}"
+    return f"pip install 'nemorl[{EXTRAS[distribution]}]'" if distribution in EXTRAS else f"pip install {distribution}"
 
 
 # Distributions of before 0.1.0 by their names of then, which records, locks and settings may hold
