@@ -19,14 +19,14 @@ from typing import Any
 from steps import Facts, StepFailedError, run
 
 ROOT = Path(__file__).resolve().parents[2]
-PATTERNS = ("core", "toolkits/*", "nemorl-*", "plugins/nemorl-*", ".")
+PATTERNS = ("core", "toolkits/*", "nemorl-*", "plugins/nemorl-*")
 OTHERWISE = {"TZ": "Pacific/Auckland", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
 """The second build has another time zone, locale and order of sets, another folder and stricter rights."""
 
 
 def folders(root: Path = ROOT) -> list[Path]:
-    """The packages of the repository, each with its ``pyproject.toml``."""
-    found = [folder for pattern in PATTERNS for folder in sorted(root.glob(pattern))]
+    """The packages of the repository, each with its ``pyproject.toml``; the one at its root is the last."""
+    found = [*(folder for pattern in PATTERNS for folder in sorted(root.glob(pattern))), root]
     return [folder for folder in found if (folder / "pyproject.toml").is_file()]
 
 
@@ -55,11 +55,13 @@ def build(out: Path, commit: str) -> Facts:
 
 
 def _build_all(out: Path, commit: str, variables: dict[str, str], umask: int) -> None:
-    """``python -m build`` of each package: the wheel comes from the source archive, so that this one is complete too."""
+    """``python -m build`` of each package: the wheel is made from the source archive, which thereby is complete."""
     packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True, check=True).stdout
     with tempfile.TemporaryDirectory() as scratch:
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(scratch, filter="data")
+        for path in Path(scratch).rglob("*"):
+            path.chmod(path.stat().st_mode & ~umask)
         for folder in folders(Path(scratch)):
             words = (sys.executable, "-m", "build", "--no-isolation", "--outdir", out, folder)
             run(*words, env={**os.environ, **variables}, umask=umask)

@@ -38,7 +38,7 @@ def find_python(version: str) -> Path | str:
     """An interpreter of ``X.Y``, or why there is none: on the path, one of pyenv's, or one that uv has or gets."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
     tried = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
-    for candidate in filter(None, tried):
+    for candidate in (place for place in tried if place is not None):
         # A shim of pyenv is there for each version, and runs for the chosen ones alone.
         done = subprocess.run([candidate, "-c", ""], capture_output=True, check=False, timeout=60)
         if done.returncode == 0:

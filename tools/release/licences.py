@@ -1,7 +1,8 @@
 """The licences of all that an installation brings, against those that an Apache-2.0 work may be installed with.
 
-nemorl's wheels contain none of these packages (uPlot apart, MIT, with its licence): what matters is whether somebody who
-installs one is bound to more than notices. Each package outside ``ALLOWED`` is argued in ``ARGUED`` or stops the release.
+nemorl's wheels contain none of these packages (uPlot apart, MIT, with its licence): what matters is whether somebody
+who installs one is bound to more than notices. A package outside ``ALLOWED`` is argued in ``ARGUED`` or stops the
+release.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from packaging.utils import canonicalize_name
 from steps import Facts, StepFailedError, run, tool
 
 ALLOWED = frozenset(
-    "0BSD Apache-2.0 BSD-2-Clause BSD-3-Clause BSL-1.0 CC0-1.0 CNRI-Python HPND ISC MIT MIT-0 MIT-CMU PSF-2.0 Python-2.0 "
-    "Unlicense Zlib".split()
+    (
+        *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND"),
+        *("ISC", "MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"),
+    )
 )
 """SPDX names of licences that ask for notices at most."""
 WORDS: Mapping[str, str] = {
@@ -33,7 +36,7 @@ WORDS: Mapping[str, str] = {
     r"(the )?unlicense( \(unlicense\))?": "Unlicense",
     r"nvidia proprietary software": "LicenseRef-NVIDIA-Proprietary",
 }
-"""How packages call their licences, and the SPDX name; "BSD" of unknown number is taken for the one with more clauses."""
+"""How packages call their licences, and the SPDX name. "BSD" alone is taken for the one with more clauses."""
 CUDA = (
     "libraries of CUDA: NVIDIA's terms let anybody install and run them; PyPI's builds of torch and vllm bring them. "
     "nemorl neither contains nor passes them on"

@@ -2,7 +2,8 @@
 
     python -I probe.py
 
-Prints JSON: ``distributions`` of nemorl, how many ``entry_points`` loaded, and ``wrong``: what did not, or is not theirs.
+Prints JSON: ``distributions`` of nemorl, how many ``entry_points`` loaded, and ``wrong``: what did not, or came from
+elsewhere.
 """
 
 from __future__ import annotations

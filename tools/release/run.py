@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import building
@@ -49,11 +50,9 @@ def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
         raise StepFailedError("no Python to install on:\n" + "\n".join(missing))
     installed = install_everywhere(ledger, ready, built, work)
     ledger.once("licences", lambda: licences.judge(installing.noted_licences(list(installed.values()))))
-    for version, python in ready.items():
-        place = work / f"quickstart-{version}"
-        ledger.once(
-            f"quickstart-{version}", lambda place=place, python=python: installing.quickstart(place, python, built)
-        )
+    for version in ready:
+        quickstart = partial(installing.quickstart, work / f"quickstart-{version}", ready[version], built)
+        ledger.once(f"quickstart-{version}", quickstart)
     write_papers(ledger, built, work, next(iter(ready.values())), checked["version"], commit)
     papers.write_sums(built)
     say(f"signature: {papers.sign(built, key, work / 'trial-key')['by']}")

@@ -89,7 +89,7 @@ def run(*command: str | Path, limit_s: float = 1800, **options: Any) -> str:
         raise StepFailedError(
             f"{' '.join(words[:6])} … ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}"
         )
-    return done.stdout
+    return str(done.stdout)
 
 
 def tool(name: str) -> Path:
