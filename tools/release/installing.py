@@ -11,11 +11,12 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from building import projects
 from licences import Licence, licences_in
+from packaging.utils import canonicalize_name
 from steps import Facts, StepFailedError, run, tool
 
 ELSEWHERE: Mapping[str, str] = {
@@ -66,37 +67,40 @@ def make_environment(place: Path, python: Path, built: Path, wanted: str) -> Pat
     return inside
 
 
-def install(place: Path, python: Path, built: Path, wanted: str) -> Facts:
-    """Install one target, check that its requirements agree, load every entry point, and note the licences.
+def install(place: Path, python: Path, built: Path, wanted: str, known: frozenset[Licence]) -> Facts:
+    """Install one target, check that its requirements agree, load every entry point, and note new licences.
+
+    Args:
+        place: Of the environment. Two that follow each other at one place share compiled modules.
+        python: To install on.
+        built: Where our wheels are.
+        wanted: A target.
+        known: Licences noted before, which are not looked up again.
 
     Raises:
         StepFailedError: It cannot be installed, or something that it offers does not load.
     """
     try:
         inside = make_environment(place, python, built, wanted)
-        run(tool("uv"), "pip", "check", "--quiet", "--python", inside)
-        found = json.loads(run(inside, "-I", PROBE, env={**os.environ, "HF_HUB_OFFLINE": "1"}).splitlines()[-1])
-        if found["wrong"] or wanted.partition("[")[0] not in found["distributions"]:
-            raise StepFailedError(f"{wanted} on {python}: " + "\n".join(found["wrong"] or ["it is not there"]))
-        licences = licences_in(inside)
     except StepFailedError as error:
         if wanted in ELSEWHERE and "No solution found" in str(error):
             return {"not_installed": ELSEWHERE[wanted]}
         raise
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    run(tool("uv"), "pip", "check", "--quiet", "--python", inside)
+    compiled = f"pycache_prefix={place.with_name(f'{place.name}-compiled')}"
+    told = run(inside, "-I", "-X", compiled, PROBE, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    found = json.loads(told.splitlines()[-1])
+    if found["wrong"] or wanted.partition("[")[0] not in found["distributions"]:
+        raise StepFailedError(f"{wanted} on {python}: " + "\n".join(found["wrong"] or ["it is not there"]))
+    seen = {(licence.package, licence.version) for licence in known}
+    packages = {(canonicalize_name(name), version) for name, version in found["packages"]}
+    new = sorted(set(licences_in(inside)) - known) if packages - seen else []
     return {
         "ours": len(found["distributions"]),
-        "packages": len(licences),
+        "packages": len(packages),
         "entry_points": found["entry_points"],
-        "licences": [licence.as_list() for licence in licences],
+        "licences": [licence.as_list() for licence in new],
     }
-
-
-def noted_licences(facts: list[Facts]) -> Iterator[Licence]:
-    """What :func:`install` has noted."""
-    for each in facts:
-        yield from (Licence(*line) for line in each.get("licences", ()))
 
 
 def quickstart(place: Path, python: Path, built: Path) -> Facts:

@@ -57,11 +57,10 @@ class Licence(NamedTuple):
 
 
 def licences_in(python: Path) -> list[Licence]:
-    """Of every package in an interpreter's environment but nemorl's own."""
+    """Of every package in an interpreter's environment."""
     words = ("--python", python, "--format", "json", "--from", "mixed", "--with-system")
     found = json.loads(run(tool("pip-licenses"), *words))
-    lines = [Licence(canonicalize_name(each["Name"]), each["Version"], each["License"]) for each in found]
-    return [line for line in lines if line.package != "nemorl" and not line.package.startswith("nemorl-")]
+    return [Licence(canonicalize_name(each["Name"]), each["Version"], each["License"]) for each in found]
 
 
 def names_in(text: str) -> Iterator[frozenset[str]]:

@@ -2,8 +2,8 @@
 
     python -I probe.py
 
-Prints JSON: ``distributions`` of nemorl, how many ``entry_points`` loaded, and ``wrong``: what did not, or came from
-elsewhere.
+Prints JSON: ``distributions`` of nemorl, how many ``entry_points`` loaded, ``wrong``: what did not, or came from
+elsewhere, and all ``packages`` with their versions.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from importlib.metadata import distributions
 
 def probe() -> dict[str, object]:
     """Every entry point of nemorl's distributions, loaded: commands, plugins, names, slots."""
-    ours = sorted(
-        (found for found in distributions() if found.name == "nemorl" or found.name.startswith("nemorl-")),
-        key=lambda found: found.name,
-    )
+    everything = sorted(distributions(), key=lambda found: found.name)
+    ours = [found for found in everything if found.name == "nemorl" or found.name.startswith("nemorl-")]
     loaded, wrong = 0, []
     for distribution in ours:
         for entry in distribution.entry_points:
@@ -30,7 +28,12 @@ def probe() -> dict[str, object]:
                 wrong.append(f"{distribution.name}: {entry.group} {entry.name}: {traceback.format_exc(limit=-3)}")
     places = {name: module.__file__ for name, module in sys.modules.items() if name.startswith("nemorl")}
     wrong += [f"{name} is at {at}" for name, at in places.items() if at and not at.startswith(sys.prefix)]
-    return {"distributions": [found.name for found in ours], "entry_points": loaded, "wrong": wrong}
+    return {
+        "distributions": [found.name for found in ours],
+        "entry_points": loaded,
+        "wrong": wrong,
+        "packages": [(found.name, found.version) for found in everything],
+    }
 
 
 if __name__ == "__main__":

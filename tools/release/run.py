@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from queue import Queue
 
 import building
 import installing
@@ -22,6 +23,7 @@ import licences
 import metadata
 import papers
 from building import ROOT
+from licences import Licence
 from steps import Facts, Ledger, StepFailedError, run, say
 
 ENVIRONMENTS = 2
@@ -48,29 +50,48 @@ def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
     ready = {version: path for version, path in found.items() if isinstance(path, Path)}
     if not ready:
         raise StepFailedError("no Python to install on:\n" + "\n".join(missing))
-    installed = install_everywhere(ledger, ready, built, work)
-    ledger.once("licences", lambda: licences.judge(installing.noted_licences(list(installed.values()))))
-    for version in ready:
-        quickstart = partial(installing.quickstart, work / f"quickstart-{version}", ready[version], built)
+    installed, found_licences = install_everywhere(ledger, ready, built, work)
+    ledger.once("licences", lambda: licences.judge(found_licences))
+    for version, python in ready.items():
+        quickstart = partial(installing.quickstart, work / f"quickstart-{version}", python, built)
         ledger.once(f"quickstart-{version}", quickstart)
     write_papers(ledger, built, work, next(iter(ready.values())), checked["version"], commit)
     papers.write_sums(built)
     say(f"signature: {papers.sign(built, key, work / 'trial-key')['by']}")
+    for leftover in (*work.glob("environment-*"), *work.glob("quickstart-*")):
+        shutil.rmtree(leftover)
     return missing + [f"{name}: {why}" for name, facts in installed.items() if (why := facts.get("not_installed"))]
 
 
-def install_everywhere(ledger: Ledger, pythons: Mapping[str, Path], built: Path, work: Path) -> dict[str, Facts]:
-    """Each target on each Python: ``nemorl-agents[mcp] on 3.12`` -> what was found."""
+def install_everywhere(
+    ledger: Ledger, pythons: Mapping[str, Path], built: Path, work: Path
+) -> tuple[dict[str, Facts], set[Licence]]:
+    """Each target on each Python.
+
+    Returns:
+        ``nemorl-agents[mcp] on 3.12`` -> what was found; the licences of all that was installed.
+    """
+    known: set[Licence] = set()
+    places: Queue[Path] = Queue()
+    for number in range(ENVIRONMENTS):
+        places.put(work / f"environment-{number}")
 
     def one(version: str, wanted: str) -> Facts:
-        name = f"{version}-{wanted.replace('[', '-').rstrip(']')}"
-        return ledger.once(name, lambda: installing.install(work / name, pythons[version], built, wanted))
+        place = places.get()
+        try:
+            name = f"{version}-{wanted.replace('[', '-').rstrip(']')}"
+            install = partial(installing.install, place, pythons[version], built, wanted, frozenset(known))
+            facts = ledger.once(name, install)
+            known.update(Licence(*line) for line in facts.get("licences", ()))
+            return facts
+        finally:
+            places.put(place)
 
     pairs = [(version, wanted) for version in pythons for wanted in installing.targets()]
     with ThreadPoolExecutor(ENVIRONMENTS) as pool:
         waiting = {f"{wanted} on {version}": pool.submit(one, version, wanted) for version, wanted in pairs}
         try:
-            return {name: future.result() for name, future in waiting.items()}
+            return {name: future.result() for name, future in waiting.items()}, known
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
