@@ -9,9 +9,11 @@ with units; file formats with versions. docs/versions.md says what a line that c
 
 from __future__ import annotations
 
+import ast
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping
-from importlib import import_module
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,10 @@ import generate_api as api  # noqa: E402  (beside this program)
 import generate_metrics as metrics  # noqa: E402
 import generate_reference as reference  # noqa: E402
 import typer  # noqa: E402
-from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS  # noqa: E402
 from nemorl.config import RESUMABLE, Config, RunConfig  # noqa: E402
 from nemorl.plugins import registry  # noqa: E402
 from nemorl.plugins.index import KINDS, PluginEntry, singular  # noqa: E402
+from nemorl_cli.report.records.schema import SCHEMA  # noqa: E402
 from nemorl_rl.config import RolloutRunConfig  # noqa: E402
 from nemorl_rl.policy_gradient.config import PolicyGradientConfig  # noqa: E402
 from stable_surface import SURFACE  # noqa: E402
@@ -35,12 +37,12 @@ INTRO = """\
 # What nemorl promises to keep (docs/versions.md). Written by docs/generate_stable_surface.py; not by hand.
 """
 FORMATS: Mapping[str, tuple[str, str]] = {
-    "checkpoint folder": ("nemorl.base.files.checkpoints", "FORMAT"),
-    "state of the backend dtensor": ("nemorl_dtensor.checkpoint", "FORMAT"),
-    "state of the backend megatron": ("nemorl_megatron.storage", "VERSION"),
-    "rollout records": ("nemorl_cli.report.records.schema", "VERSION"),
-    "signed set of plugins": ("nemorl_trust.signatures", "FORMAT"),
-    "nemorl doctor --json": ("nemorl_insight.doctor.examination", "SCHEMA"),
+    "checkpoint folder": ("core/src/nemorl/base/files/checkpoints.py", "FORMAT"),
+    "state of the backend dtensor": ("nemorl-dtensor/src/nemorl_dtensor/checkpoint.py", "FORMAT"),
+    "state of the backend megatron": ("nemorl-megatron/src/nemorl_megatron/storage.py", "VERSION"),
+    "rollout records": ("toolkits/nemorl-cli/src/nemorl_cli/report/records/schema.py", "VERSION"),
+    "signed set of plugins": ("toolkits/nemorl-trust/src/nemorl_trust/signatures.py", "FORMAT"),
+    "nemorl doctor --json": ("plugins/nemorl-insight/src/nemorl_insight/doctor/examination.py", "SCHEMA"),
 }
 """Files that a later version must read or refuse by number: name -> where their number is."""
 BASES = (
@@ -66,7 +68,14 @@ def text() -> str:
 
 def entries(kind: str) -> list[PluginEntry]:
     """Parts of one kind that this repository's distributions provide."""
-    return [e for e in registry().index.of_kind(kind) if STANDARD_PLUGINS.get(f"{kind}:{e.name}") == e.distribution]
+    return [entry for entry in registry().index.of_kind(kind) if entry.distribution in distributions()]
+
+
+@cache
+def distributions() -> frozenset[str]:
+    """The names of this repository's packages."""
+    files = [path for pattern in ("*", "toolkits/*", "plugins/*") for path in ROOT.glob(f"{pattern}/pyproject.toml")]
+    return frozenset(tomllib.loads(file.read_text("utf-8"))["project"]["name"] for file in files)
 
 
 def names() -> Iterator[str]:
@@ -185,10 +194,16 @@ def metric_names() -> Iterator[str]:
 
 def formats() -> Iterator[str]:
     """Each file format with its version, and the columns of rollout records."""
-    for name, (module, attribute) in FORMATS.items():
-        yield f"{name}: {getattr(import_module(module), attribute)}"
-    for field in import_module("nemorl_cli.report.records.schema").SCHEMA:
-        yield f"rollout records: {field.name}: {field.type}"
+    for name, (file, constant) in FORMATS.items():
+        yield f"{name}: {_constant(ROOT / file, constant)}"
+    yield from (f"rollout records: {field.name}: {field.type}" for field in SCHEMA)
+
+
+def _constant(file: Path, name: str) -> object:
+    """The value of ``NAME = …`` in a source, which is not imported: some need torch or megatron-core."""
+    assigned = (node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.Assign))
+    (found,) = (node for node in assigned if [ast.unparse(target) for target in node.targets] == [name])
+    return ast.literal_eval(found.value)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def projects(root: Path = ROOT) -> list[dict[str, Any]]:
 
 def build(out: Path, commit: str) -> Facts:
     """Sources and wheels of every package into ``out``; twice, and refused where a byte differs."""
-    epoch = run("git", "-C", ROOT, "log", "-1", "--format=%ct", commit).strip()
+    epoch = changed_at(commit)
     shutil.rmtree(out, ignore_errors=True)
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(2) as both:
         other = Path(scratch) / "other"
@@ -52,6 +51,12 @@ def build(out: Path, commit: str) -> Facts:
     sizes = [sum(file.stat().st_size for file in files) for files in (wheels, sources)]
     counts = {"wheels": len(wheels), "sources": len(sources)}
     return {**counts, "wheels_bytes": sizes[0], "sources_bytes": sizes[1], "equal_builds": 2}
+
+
+def changed_at(commit: str) -> str:
+    """Seconds since 1970 at which something that is packed last changed: other commits leave the bytes as they are."""
+    packed = (*PATTERNS, "pyproject.toml", "README.md", "LICENSE")
+    return run("git", "-C", ROOT, "log", "-1", "--format=%ct", commit, "--", *packed).strip()
 
 
 def _build_all(out: Path, commit: str, variables: dict[str, str], umask: int) -> None:
@@ -77,9 +82,9 @@ def _bytes(file: Path) -> bytes | None:
     return file.read_bytes() if file.is_file() else None
 
 
-def digest(files: Iterable[Path]) -> str:
-    """One SHA-256 over names and contents."""
+def digest(built: Path) -> str:
+    """One SHA-256 over names and contents of wheels and source archives."""
     whole = hashlib.sha256()
-    for file in sorted(files):
+    for file in sorted([*built.glob("*.whl"), *built.glob("*.tar.gz")]):
         whole.update(f"{file.name}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
     return whole.hexdigest()

@@ -62,8 +62,13 @@ def make_environment(place: Path, python: Path, built: Path, wanted: str) -> Pat
     # Another version of ours, from an index, is not what is tested.
     own = place / "own.txt"
     own.write_text("".join(f"{project['name']}=={project['version']}\n" for project in projects()), "utf-8")
-    where = ("--find-links", built, "--constraint", own)
-    run(tool("uv"), "pip", "install", "--quiet", "--python", inside, *where, wanted)
+    given = {name: os.environ.get(name, "") for name in ("UV_FIND_LINKS", "UV_CONSTRAINT")}
+    variables = {
+        "UV_FIND_LINKS": f"{built},{given['UV_FIND_LINKS']}",
+        "UV_CONSTRAINT": f"{own} {given['UV_CONSTRAINT']}",
+    }
+    words = ("pip", "install", "--quiet", "--python", inside, wanted)
+    run(tool("uv"), *words, env={**os.environ, **{name: value.strip(", ") for name, value in variables.items()}})
     return inside
 
 

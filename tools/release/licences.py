@@ -28,20 +28,28 @@ WORDS: Mapping[str, str] = {
     r"(new |modified |3-clause |bsd 3-clause )?bsd( license)?|3-clause bsd.*|bsd[- ]3-?clause.*": "BSD-3-Clause",
     r"bsd[- ]2-?clause.*|simplified bsd": "BSD-2-Clause",
     r"(the )?mit( license)?|expat": "MIT",
-    r"isc( license)?( \(iscl\))?": "ISC",
+    r"isc( license)?( iscl)?": "ISC",
     r"(python software foundation|psf)( license)?": "PSF-2.0",
-    r"mozilla public license 2\.0( \(mpl 2\.0\))?|mpl[- ]2\.0": "MPL-2.0",
-    r"gnu library or lesser general public license \(lgpl\)": "LGPL",
-    r"historical permission notice and disclaimer( \(hpnd\))?": "HPND",
-    r"(the )?unlicense( \(unlicense\))?": "Unlicense",
+    r"mozilla public license 2\.0( mpl 2\.0)?|mpl[- ]2\.0": "MPL-2.0",
+    r"gnu library or lesser general public license lgpl": "LGPL",
+    r"historical permission notice and disclaimer( hpnd)?": "HPND",
+    r"(the )?unlicense( unlicense)?": "Unlicense",
     r"nvidia proprietary software": "LicenseRef-NVIDIA-Proprietary",
 }
 """How packages call their licences, and the SPDX name. "BSD" alone is taken for the one with more clauses."""
-CUDA = (
-    "libraries of CUDA: NVIDIA's terms let anybody install and run them; PyPI's builds of torch and vllm bring them. "
-    "nemorl neither contains nor passes them on"
+MPL = "its copyleft is of files: whoever changes a file of it gives that file on, and nothing else"
+LGPL = (
+    "a library, imported from its own wheel, which anybody may replace by another build; nemorl is no derivative of it"
 )
-ARGUED: Mapping[str, tuple[str, str]] = {}
+CUDA = "what CUDA builds of torch and vllm run with: NVIDIA lets anybody install it, and nemorl does not pass it on"
+UNSAID = "the field is empty; the licence text in its wheel is that of Apache 2.0"
+ARGUED: Mapping[str, tuple[str, str]] = {
+    "certifi|tqdm": ("MPL|Mozilla", MPL),
+    "pebble": ("LGPL", LGPL),
+    "soxr": ("LGPL", LGPL),
+    "nvidia-.*|cuda-toolkit": ("NVIDIA|UNKNOWN", CUDA),
+    "openai-harmony|prime-pydantic-config": ("UNKNOWN", UNSAID),
+}
 """Pattern of package names -> licence as found, and why it may be installed."""
 
 
@@ -69,13 +77,18 @@ def names_in(text: str) -> Iterator[frozenset[str]]:
     >>> [sorted(names) for names in names_in("MPL-2.0 AND (MIT OR Apache 2.0)")]
     [['MPL-2.0'], ['Apache-2.0', 'MIT']]
     """
-    for part in re.split(r"\s+AND\s+|;", text):
-        words = re.split(r"\s+OR\s+", part.strip(" ()"))
-        yield frozenset(_spdx(word.strip(" ()") if word.count("(") != word.count(")") else word) for word in words)
+    whole = text.strip().partition("\n")[0]  # some put the whole licence into the field; its first line is its name
+    for part in re.split(r"\s+AND\s+|;", whole):
+        words = re.split(r"\s+OR\s+", part)
+        yield frozenset(_spdx(word) for word in words)
 
 
 def _spdx(word: str) -> str:
-    plain = " ".join(word.partition(" WITH ")[0].split())
+    """
+    >>> _spdx("(Apache 2.0"), _spdx("ISC License (ISCL)"), _spdx("Apache-2.0 WITH LLVM-exception")
+    ('Apache-2.0', 'ISC', 'Apache-2.0')
+    """
+    plain = " ".join(re.sub(r"[()]", " ", word.partition(" WITH ")[0]).split())
     return next((name for pattern, name in WORDS.items() if re.fullmatch(pattern, plain, re.IGNORECASE)), plain)
 
 

@@ -13,6 +13,9 @@ import sys
 import traceback
 from importlib.metadata import distributions
 
+BY_OTHERS = {"pytest11"}
+"""Groups that only a program of others loads, which thereby is installed."""
+
 
 def probe() -> dict[str, object]:
     """Every entry point of nemorl's distributions, loaded: commands, plugins, names, slots."""
@@ -20,7 +23,7 @@ def probe() -> dict[str, object]:
     ours = [found for found in everything if found.name == "nemorl" or found.name.startswith("nemorl-")]
     loaded, wrong = 0, []
     for distribution in ours:
-        for entry in distribution.entry_points:
+        for entry in (found for found in distribution.entry_points if found.group not in BY_OTHERS):
             try:
                 entry.load()
                 loaded += 1

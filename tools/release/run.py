@@ -39,11 +39,10 @@ def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
     commit = run("git", "-C", ROOT, "rev-parse", "HEAD").strip()
     if run("git", "-C", ROOT, "status", "--porcelain").strip():
         say("uncommitted changes are left out: what is built is the commit")
-    sources = building.digest(Path(__file__).parent.glob("*.py"))
     built, work = out / "files", out / "work"
-    ledger = Ledger(work / "steps", f"{commit} {sources}")
 
-    ledger.once("build", lambda: building.build(built, commit))
+    Ledger(work / "steps", commit).once("build", lambda: building.build(built, commit))
+    ledger = Ledger(work / "steps", building.digest(built))
     checked = ledger.once("check", lambda: metadata.check(built))
     found = {version: installing.find_python(version) for version in pythons}
     missing = [f"Python {version}: {why}" for version, why in found.items() if isinstance(why, str)]
@@ -55,8 +54,9 @@ def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
     for version, python in ready.items():
         quickstart = partial(installing.quickstart, work / f"quickstart-{version}", python, built)
         ledger.once(f"quickstart-{version}", quickstart)
-    write_papers(ledger, built, work, next(iter(ready.values())), checked["version"], commit)
-    papers.write_sums(built)
+    ledger.once("bill", partial(write_bill, work / "bill", next(iter(ready.values())), built, commit))
+    say(f"notes: {papers.write_notes(built, checked['version'])['lines']} lines")
+    say(f"sums: {papers.write_sums(built)['files']} files")
     say(f"signature: {papers.sign(built, key, work / 'trial-key')['by']}")
     for leftover in (*work.glob("environment-*"), *work.glob("quickstart-*")):
         shutil.rmtree(leftover)
@@ -97,19 +97,13 @@ def install_everywhere(
             raise
 
 
-def write_papers(ledger: Ledger, built: Path, work: Path, python: Path, version: str, commit: str) -> None:
-    """Notes, and the bill of materials of ``nemorl[all]``."""
-
-    def bill() -> Facts:
-        place = work / "bill"
-        inside = installing.make_environment(place, python, built, "nemorl[all]")
-        try:
-            return papers.write_bill(built, inside, run("git", "-C", ROOT, "log", "-1", "--format=%ct", commit).strip())
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-
-    ledger.once("notes", lambda: papers.write_notes(built, version))
-    ledger.once("bill", bill)
+def write_bill(place: Path, python: Path, built: Path, commit: str) -> Facts:
+    """The bill of materials of ``nemorl[all]``."""
+    inside = installing.make_environment(place, python, built, "nemorl[all]")
+    try:
+        return papers.write_bill(built, inside, building.changed_at(commit))
+    finally:
+        shutil.rmtree(place)
 
 
 def main() -> int:

@@ -1,6 +1,6 @@
 """Steps that are done once: what each found is kept, and a release that was interrupted goes on behind it.
 
-A step's file is valid for one commit and one set of sources of this folder; after a commit everything is done again.
+What a step found holds for what it was done with: a commit, or the files that were built.
 """
 
 from __future__ import annotations
@@ -36,15 +36,7 @@ class Ledger:
         folder.mkdir(parents=True, exist_ok=True)
 
     def once(self, name: str, work: Callable[[], Facts]) -> Facts:
-        """The facts of a step: kept ones, or those of doing it now, with the ``seconds`` it took.
-
-        >>> import tempfile
-        >>> ledger = Ledger(Path(tempfile.mkdtemp()), "commit 1")
-        >>> ledger.once("build", lambda: {"wheels": 22})["wheels"]
-        22
-        >>> ledger.once("build", lambda: {"wheels": 23})["wheels"]
-        22
-        """
+        """The facts of a step: kept ones, or those of doing it now, with the ``seconds`` it took."""
         file = self._folder / f"{name}.json"
         kept = json.loads(file.read_text("utf-8")) if file.is_file() else {}
         if kept.get("identity") == self._identity:
