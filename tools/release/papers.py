@@ -16,6 +16,7 @@ MAX_NOTES_LINES = 60
 NAMESPACE = "nemorl-release"
 """What a signature is for; one made for another purpose does not verify."""
 SUMS = "SHA256SUMS"
+BILL = "sbom.cdx.json"
 
 
 def notes_of(changelog: str, version: str) -> str:
@@ -45,7 +46,7 @@ def write_notes(out: Path, version: str) -> Facts:
 
 def write_bill(out: Path, python: Path, epoch: str) -> Facts:
     """``sbom.cdx.json``: what an environment holds, in CycloneDX, without what would differ the next time."""
-    file = out / "sbom.cdx.json"
+    file = out / BILL
     words = ("--output-reproducible", "--pyproject", ROOT / "pyproject.toml", "-o", file, python)
     run(tool("cyclonedx-py"), "environment", *words, env={**os.environ, "SOURCE_DATE_EPOCH": epoch})
     return {"components": len(json.loads(file.read_text("utf-8"))["components"]), "bytes": file.stat().st_size}

@@ -24,7 +24,7 @@ import metadata
 import papers
 from building import ROOT
 from licences import Licence
-from steps import Facts, Ledger, StepFailedError, run, say
+from steps import Facts, Ledger, StepFailedError, run, say, told
 
 ENVIRONMENTS = 2
 """Installations at a time: one loads what it installed while the other links files."""
@@ -50,11 +50,12 @@ def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
     if not ready:
         raise StepFailedError("no Python to install on:\n" + "\n".join(missing))
     installed, found_licences = install_everywhere(ledger, ready, built, work)
-    ledger.once("licences", lambda: licences.judge(found_licences))
+    say(f"licences{told(licences.judge(found_licences))}")
     for version, python in ready.items():
         quickstart = partial(installing.quickstart, work / f"quickstart-{version}", python, built)
         ledger.once(f"quickstart-{version}", quickstart)
-    ledger.once("bill", partial(write_bill, work / "bill", next(iter(ready.values())), built, commit))
+    ledger.once("bill", partial(write_bill, work, next(iter(ready.values())), built, commit))
+    shutil.copy(work / papers.BILL, built)
     say(f"notes: {papers.write_notes(built, checked['version'])['lines']} lines")
     say(f"sums: {papers.write_sums(built)['files']} files")
     say(f"signature: {papers.sign(built, key, work / 'trial-key')['by']}")
@@ -97,13 +98,11 @@ def install_everywhere(
             raise
 
 
-def write_bill(place: Path, python: Path, built: Path, commit: str) -> Facts:
-    """The bill of materials of ``nemorl[all]``."""
+def write_bill(work: Path, python: Path, built: Path, commit: str) -> Facts:
+    """The bill of materials of ``nemorl[all]``, in the work folder: steps that are done leave it there."""
+    place = work / "environment-bill"
     inside = installing.make_environment(place, python, built, "nemorl[all]")
-    try:
-        return papers.write_bill(built, inside, building.changed_at(commit))
-    finally:
-        shutil.rmtree(place)
+    return papers.write_bill(work, inside, building.changed_at(commit))
 
 
 def main() -> int:
