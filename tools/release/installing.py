@@ -118,7 +118,7 @@ def quickstart(place: Path, python: Path, built: Path) -> Facts:
         inside = make_environment(place, python, built, "nemorl")
         variables = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         words = (inside.with_name("nemorl"), "quickstart", "--run-dir", place / "run", "--json")
-        told = json.loads(run(*words, cwd=place, env=variables, limit_s=900))
+        told = json.loads(run(*words, cwd=place, env=variables, limit_s=3600))
     finally:
         shutil.rmtree(place, ignore_errors=True)
     before, after = told["accuracy_before"], told["accuracy_after"]

@@ -2,8 +2,8 @@
 
     python tools/release/run.py --pythons 3.11,3.12 --key ~/.ssh/id_ed25519
 
-Steps: build (twice, byte-equal), check, install (every wheel and extra on every Python), licences, quickstart, notes,
-bill, sums, signature. Each is done once: the same command goes on behind what was interrupted.
+Steps: build (twice, byte-equal), check, install (every wheel and extra on every Python) and quickstart, licences, bill,
+notes, sums, signature. Each is done once: the same command goes on behind what was interrupted.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from building import ROOT
 from licences import Licence
 from steps import Facts, Ledger, StepFailedError, run, say, told
 
-ENVIRONMENTS = 2
-"""Installations at a time: one loads what it installed while the other links files."""
+ENVIRONMENTS = 4
+"""At a time: some link files while others load what they installed."""
 
 
 def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
@@ -51,9 +51,6 @@ def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
         raise StepFailedError("no Python to install on:\n" + "\n".join(missing))
     installed, found_licences = install_everywhere(ledger, ready, built, work)
     say(f"licences{told(licences.judge(found_licences))}")
-    for version, python in ready.items():
-        quickstart = partial(installing.quickstart, work / f"quickstart-{version}", python, built)
-        ledger.once(f"quickstart-{version}", quickstart)
     ledger.once("bill", partial(write_bill, work, next(iter(ready.values())), built, commit))
     shutil.copy(work / papers.BILL, built)
     say(f"notes: {papers.write_notes(built, checked['version'])['lines']} lines")
@@ -67,7 +64,7 @@ def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
 def install_everywhere(
     ledger: Ledger, pythons: Mapping[str, Path], built: Path, work: Path
 ) -> tuple[dict[str, Facts], set[Licence]]:
-    """Each target on each Python.
+    """The quickstart, and each target, on each Python.
 
     Returns:
         ``nemorl-agents[mcp] on 3.12`` -> what was found; the licences of all that was installed.
@@ -88,11 +85,19 @@ def install_everywhere(
         finally:
             places.put(place)
 
+    def train(version: str) -> Facts:
+        quickstart = partial(installing.quickstart, work / f"quickstart-{version}", pythons[version], built)
+        return ledger.once(f"quickstart-{version}", quickstart)
+
     pairs = [(version, wanted) for version in pythons for wanted in installing.targets()]
     with ThreadPoolExecutor(ENVIRONMENTS) as pool:
+        trained = [pool.submit(train, version) for version in pythons]  # first, as they take longest
         waiting = {f"{wanted} on {version}": pool.submit(one, version, wanted) for version, wanted in pairs}
         try:
-            return {name: future.result() for name, future in waiting.items()}, known
+            found = {name: future.result() for name, future in waiting.items()}
+            for future in trained:
+                future.result()
+            return found, known
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise

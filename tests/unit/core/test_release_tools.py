@@ -1,4 +1,4 @@
-"""What `make release` refuses, and how it goes on after an interruption. Its whole run is in docs/results/release.md."""
+"""What `make release` refuses, and how it goes on after an interruption. Whole runs: docs/results/release.md."""
 
 from __future__ import annotations
 
