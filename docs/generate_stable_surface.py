@@ -82,11 +82,11 @@ def names() -> Iterator[str]:
     """Each public name with its signature, and the public members of classes."""
     for module, offered in SURFACE.items():
         for name in sorted(offered):
-            found, home = api.documented(module, name), api._home(module, name)
+            found, home = api.documented(module, name), api.home_of(module, name)
             if home is not None:
                 yield f"{module}.{name} is {home}.{name}"
                 continue
-            yield f"{module}.{_one_line(api._signature(found, name).removeprefix('def ').removeprefix('class '))}"
+            yield f"{module}.{_one_line(api.signature(found, name).removeprefix('def ').removeprefix('class '))}"
             members = found.members.items() if found.is_class else ()
             yield from (f"{module}.{name}.{line}" for key, member in members for line in _member(key, member))
 
@@ -95,7 +95,7 @@ def _member(name: str, member: Any) -> Iterator[str]:
     if name.startswith("_") or member.is_alias or member.is_class:
         return
     if member.is_function:
-        yield _one_line(f"{name}{api._arguments(member.parameters)}{api._returned(member)}")
+        yield _one_line(f"{name}{api.arguments(member.parameters)}{api.returned(member)}")
     elif member.annotation is not None:
         has_default = member.value is not None and "property" not in member.labels
         yield _one_line(f"{name}: {member.annotation}" + (f" = {member.value}" if has_default else ""))
@@ -115,20 +115,21 @@ def commands() -> Iterator[str]:
     """Every command with its arguments and options, those of plugins included."""
     from nemorl_cli.app import app
 
-    found = dict(_commands("nemorl", typer.main.get_command(app)))
+    found = dict(commands_of("nemorl", typer.main.get_command(app)))
     for entry in entries("commands"):
         loaded = registry().load("commands", entry.id)
         command = typer.main.get_command(loaded) if isinstance(loaded, typer.Typer) else loaded
-        found |= dict(_commands(f"nemorl {entry.name.replace('.', ' ')}", command))
+        found |= dict(commands_of(f"nemorl {entry.name.replace('.', ' ')}", command))
     yield from (line for _, line in sorted(found.items()))
 
 
-def _commands(path: str, command: Any) -> Iterator[tuple[str, str]]:
+def commands_of(path: str, command: Any) -> Iterator[tuple[str, str]]:
+    """(path, line) of a Click command and of those below it that are shown."""
     shown = [_parameter(p) for p in command.params if not p.name.startswith(("install_", "show_")) and p.name != "help"]
     yield path, " ".join([path, *sorted(shown)])
     for name, below in getattr(command, "commands", {}).items():
         if not below.hidden:
-            yield from _commands(f"{path} {name}", below)
+            yield from commands_of(f"{path} {name}", below)
 
 
 def _parameter(parameter: Any) -> str:
@@ -145,39 +146,40 @@ def config_keys() -> Iterator[str]:
     shared: dict[type[RunConfig], dict[str, str]] = {}
     above: dict[str, str] = {}
     for title, base in BASES:
-        shared[base] = _keys(base)
-        yield from _titled(title, _new(shared[base], above))
+        shared[base] = keys_of(base)
+        yield from _titled(title, beyond(shared[base], above))
         above = shared[base]
     for entry in entries("algorithms"):
         algorithm = registry().load("algorithms", entry.id)
         above = next((shared[base] for _, base in reversed(BASES) if issubclass(algorithm, base)), {})
-        yield from _titled(f"algorithm {entry.name}", _new(_keys(algorithm), above))
+        yield from _titled(f"algorithm {entry.name}", beyond(keys_of(algorithm), above))
     for kind in KINDS:
         for entry in entries(kind) if kind not in ("algorithms", "commands", "templates") else ():
-            yield from _titled(f"{singular(kind)} {entry.name}", _keys(registry().load(kind, entry.id)))
+            yield from _titled(f"{singular(kind)} {entry.name}", keys_of(registry().load(kind, entry.id)))
 
 
 def _titled(title: str, keys: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{title}: {key}: {what}" for key, what in sorted(keys.items()))
 
 
-def _new(keys: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
+def beyond(keys: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
+    """Keys that ``above`` lacks, or has otherwise."""
     return {key: what for key, what in keys.items() if above.get(key) != what}
 
 
-def _keys(owner: type[Config], prefix: str = "", within: tuple[type[Config], ...] = ()) -> dict[str, str]:
+def keys_of(owner: type[Config], prefix: str = "", within: tuple[type[Config], ...] = ()) -> dict[str, str]:
     """Dotted key -> type, default and whether a resumed run may change it."""
     found: dict[str, str] = {}
     for name, info in owner.model_fields.items():
         if info.exclude:
             continue
         mark = ", may change on resumption" if RESUMABLE in info.metadata else ""
-        told = f"{reference._type(info)} = {reference._default(info)}{mark}"
+        told = f"{reference.type_of(info)} = {reference.default_of(info)}{mark}"
         found[prefix + name] = told.replace("`", "").replace("\\|", "|")
-        for position, inner in enumerate(reference._configs_in(info)):
+        for position, inner in enumerate(reference.configs_in(info)):
             if inner not in within:
                 variant = f"<{inner.model_fields['name'].default}>" if position else ""
-                found |= _keys(inner, f"{prefix}{name}{variant}.", (*within, owner))
+                found |= keys_of(inner, f"{prefix}{name}{variant}.", (*within, owner))
     return found
 
 

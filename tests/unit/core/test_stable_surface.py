@@ -75,7 +75,7 @@ class Run(Config):
 
 
 def test_a_key_is_frozen_with_its_type_limits_default_and_mark(surface: ModuleType) -> None:
-    assert surface._keys(Run) == {
+    assert surface.keys_of(Run) == {
         "steps": "int = required",
         "optimizer": "a mapping = its defaults",
         "optimizer.lr": "float, > 0 = 0.5",
@@ -94,7 +94,7 @@ def test_a_command_is_frozen_with_its_arguments_options_and_defaults(surface: Mo
     def secret() -> None:
         """Do nothing."""
 
-    found = dict(surface._commands("nemorl audit", typer.main.get_command(app)))
+    found = dict(surface.commands_of("nemorl audit", typer.main.get_command(app)))
     assert found == {
         "nemorl audit": "nemorl audit",
         "nemorl audit seal": "nemorl audit seal --days=90 --json FOLDER",
@@ -102,7 +102,7 @@ def test_a_command_is_frozen_with_its_arguments_options_and_defaults(surface: Mo
 
 
 def test_what_one_algorithm_shares_with_those_above_is_told_once(surface: ModuleType) -> None:
-    assert surface._new({"a": "int = 1", "b": "int = 2", "c": "int = 3"}, {"a": "int = 1", "b": "int = 5"}) == {
+    assert surface.beyond({"a": "int = 1", "b": "int = 2", "c": "int = 3"}, {"a": "int = 1", "b": "int = 5"}) == {
         "b": "int = 2",
         "c": "int = 3",
     }
