@@ -42,13 +42,15 @@ LGPL = (
     "a library, imported from its own wheel, which anybody may replace by another build; nemorl is no derivative of it"
 )
 CUDA = "what CUDA builds of torch and vllm run with: NVIDIA lets anybody install it, and nemorl does not pass it on"
-UNSAID = "the field is empty; the licence text in its wheel is that of Apache 2.0"
+APACHE = "the field is empty; the licence text in its wheel is that of Apache 2.0"
+BSD = "no SPDX name; the licence text in its wheel is one of BSD's, which asks for notices"
 ARGUED: Mapping[str, tuple[str, str]] = {
-    "certifi|tqdm": ("MPL|Mozilla", MPL),
-    "pebble": ("LGPL", LGPL),
-    "soxr": ("LGPL", LGPL),
-    "nvidia-.*|cuda-toolkit": ("NVIDIA|UNKNOWN", CUDA),
-    "openai-harmony|prime-pydantic-config": ("UNKNOWN", UNSAID),
+    "certifi|tqdm|orjson": ("MPL|Mozilla", MPL),
+    "pebble|soxr|pycountry": ("LGPL", LGPL),
+    "nvidia-.*|cuda-toolkit": ("NVIDIA|Other/Proprietary|UNKNOWN", CUDA),
+    "openai-harmony|oss-harmony|prime-pydantic-config|protobuf-py-ext|quack-kernels": ("UNKNOWN", APACHE),
+    "openenv-core|torchcodec|zss": ("UNKNOWN", BSD),
+    "supervisor": ("BSD-derived", BSD),
 }
 """Pattern of package names -> licence as found, and why it may be installed."""
 
