@@ -45,7 +45,7 @@ def find_python(version: str) -> Path | str:
         if done.returncode == 0:
             return Path(candidate)
     try:
-        run(tool("uv"), "python", "install", "--quiet", version, limit_s=300)
+        run(tool("uv"), "python", "install", version, limit_s=300)
         return Path(run(tool("uv"), "python", "find", "--managed-python", version).strip())
     except (StepFailedError, subprocess.TimeoutExpired) as error:
         return f"no python{version} on the path or in pyenv, and uv has none: {str(error).splitlines()[-1]}"
