@@ -13,7 +13,7 @@ SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 # Images of containers often set this. Each of the hundreds of processes that tests start would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test test-fast test-full lint wheels docs benchmarks gpu-check
+.PHONY: help setup quickstart test test-fast test-full lint wheels release docs benchmarks gpu-check
 
 help:
 	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-full    everything, also what proves the tests themselves"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheels       build every package into dist/"
+	@echo "make release      build, check, install on every Python, sign; upload nothing (docs/releasing.md)"
 	@echo "make docs         build docs/reference and the site in site/"
 	@echo "make benchmarks   run what docs/results says was run (PAGES='losses view'; all of it: a day)"
 	@echo "make gpu-check    pack tests and benchmarks for a CUDA machine without network (docs/gpu-check.md)"
@@ -84,6 +85,14 @@ lint: $(DEV_STAMP)
 wheels: $(VENV)/.build
 	rm -rf dist
 	for package in $(PACKAGES) .; do $(BIN)/python -m build --quiet --wheel --outdir dist $$package || exit 1; done
+
+# In an environment of its own, whose packages are exact. PYTHONS: which to install on; KEY: the SSH key that signs.
+PYTHONS ?= 3.11,3.12,3.13
+RELEASE := $(VENV)/release
+release:
+	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --requirement tools/release/requirements.txt
+	$(RELEASE)/bin/python tools/release/run.py --pythons $(PYTHONS) $(if $(KEY),--key $(KEY))
 
 docs: $(DEV_STAMP)
 	$(BIN)/python docs/generate_reference.py

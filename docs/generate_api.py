@@ -84,7 +84,7 @@ def pages() -> dict[Path, str]:
 def _page(module: str) -> str:
     lines = [f"# `{module}`\n", _prose(_about(module)) + "\n"]
     for name in SURFACE[module]:
-        home = _home(module, name)
+        home = home_of(module, name)
         if home is not None:
             lines.append(f"## `{name}`\n\n{_summary(docstring_of(module, name))} [More]({home}.md#{name.lower()})\n")
         else:
@@ -96,7 +96,7 @@ def _about(module: str) -> str:
     return str(sources()[module].docstring.value)
 
 
-def _home(module: str, name: str) -> str | None:
+def home_of(module: str, name: str) -> str | None:
     """The page of another module that a name belongs to, which ``import nemorl`` only offers."""
     if module != "nemorl":
         return None
@@ -108,7 +108,7 @@ def _home(module: str, name: str) -> str | None:
 def _entry(module: str, name: str) -> Iterator[str]:
     found = documented(module, name)
     yield f"## `{name}`\n"
-    yield f"```python\n{_signature(found, name)}\n```\n"
+    yield f"```python\n{signature(found, name)}\n```\n"
     yield _prose(found.docstring.value) + "\n"
     made = found.members.get("__init__") if found.is_class else None
     if made is not None and made.docstring is not None:
@@ -120,20 +120,22 @@ def _entry(module: str, name: str) -> Iterator[str]:
         yield ""
 
 
-def _signature(found: Any, name: str) -> str:
+def signature(found: Any, name: str) -> str:
+    """As it is written in Python; of a class its bases, and on a line of its own how it is made."""
     if found.is_attribute:
         return f"{name} = {found.value}"
     if found.is_function:
-        return f"def {name}{_arguments(found.parameters)}{_returned(found)}"
+        return f"def {name}{arguments(found.parameters)}{returned(found)}"
     bases = ", ".join(str(base) for base in found.bases)
     lines = [f"class {name}({bases})" if bases else f"class {name}"]
     made = found.members.get("__init__")
     if made is not None and not made.is_alias and "dataclass" not in found.labels:
-        lines.append(f"{name}{_arguments(made.parameters)}")
+        lines.append(f"{name}{arguments(made.parameters)}")
     return "\n".join(lines)
 
 
-def _arguments(parameters: griffe.Parameters) -> str:
+def arguments(parameters: griffe.Parameters) -> str:
+    """In brackets, with annotations and defaults, without ``self``."""
     shown: list[str] = []
     starred = False
     for parameter in parameters:
@@ -151,7 +153,8 @@ def _arguments(parameters: griffe.Parameters) -> str:
     return f"({', '.join(shown)})"
 
 
-def _returned(found: Any) -> str:
+def returned(found: Any) -> str:
+    """The arrow and what follows it; empty where nothing is annotated."""
     return f" -> {found.returns}" if found.returns is not None else ""
 
 
@@ -164,7 +167,7 @@ def _members(found: Any) -> Iterator[str]:
             continue
         about = _summary(member.docstring.value) if member.docstring is not None else ""
         if member.is_function:
-            yield f"| `{_cell(f'{name}{_arguments(member.parameters)}{_returned(member)}')}` | {about} |"
+            yield f"| `{_cell(f'{name}{arguments(member.parameters)}{returned(member)}')}` | {about} |"
         else:
             annotation = f": {member.annotation}" if member.annotation is not None else ""
             default = f" = {member.value}" if member.value is not None and "property" not in member.labels else ""

@@ -95,13 +95,13 @@ def _nested(
 ) -> Iterator[tuple[str, type[Config]]]:
     """(dotted path, class) of every config inside ``owner``; plugins are described on their own."""
     for name, info in owner.model_fields.items():
-        for position, inner in enumerate(_configs_in(info) if names is None or name in names else ()):
+        for position, inner in enumerate(configs_in(info) if names is None or name in names else ()):
             variant = f": {{name: {inner.model_fields['name'].default}, …}}" if position else ""
             yield prefix + name + variant, inner
             yield from _nested(inner, None, f"{prefix}{name}.")
 
 
-def _configs_in(info: FieldInfo) -> list[type[Config]]:
+def configs_in(info: FieldInfo) -> list[type[Config]]:
     """The config class of a field; several where a ``name`` tells them apart, the default one first."""
     if _component(info) is not None:
         return []
@@ -132,17 +132,18 @@ def _table(config: type[Config], names: list[str] | None = None) -> str:
     texts = field_texts(config)
     for name, info in fields:
         mark = " ↻" if RESUMABLE in info.metadata else ""
-        lines.append(f"| `{name}`{mark} | {_type(info)} | {_default(info)} | {_prose(texts.get(name, ''))} |")
+        lines.append(f"| `{name}`{mark} | {type_of(info)} | {default_of(info)} | {_prose(texts.get(name, ''))} |")
     return "\n".join(lines) + "\n"
 
 
-def _type(info: FieldInfo) -> str:
+def type_of(info: FieldInfo) -> str:
+    """The type of a field in words, with its limits."""
     component = _component(info)
     if component is not None:
         word = singular(component.kind)
         article = "an" if word[0] in "aeiou" else "a"
         return f"list, each {article} {word}" if get_origin(info.annotation) is tuple else f"{article} {word}"
-    words = "a mapping" if _configs_in(info) else _words(info.annotation)
+    words = "a mapping" if configs_in(info) else _words(info.annotation)
     limits = [f"{sign} {getattr(item, key)}" for item in info.metadata for kind, key, sign in BOUNDS
               if isinstance(item, kind)]  # fmt: skip
     limits += ["not empty" for item in info.metadata if isinstance(item, MinLen) and item.min_length]
@@ -168,7 +169,8 @@ def _word(member: Any) -> str:
     return names.get(member, getattr(member, "__name__", str(member)))
 
 
-def _default(info: FieldInfo) -> str:
+def default_of(info: FieldInfo) -> str:
+    """The default of a field as YAML in Markdown, "unset", "required" or "its defaults"."""
     if info.is_required():
         return "required"
     value = info.get_default(call_default_factory=False)

@@ -34,7 +34,8 @@ from nemorl_tensors.engines.checkpoint_files import RankFiles, TensorFile
 from safetensors import safe_open
 from torch import Tensor
 
-BACKEND, COMMON_BACKEND, VERSION = "nemorl_safetensors", "nemorl_json", 1
+BACKEND, COMMON_BACKEND = "nemorl_safetensors", "nemorl_json"
+VERSION = 1
 INDEX, COMMON = "tensors.json", "common.json"
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

@@ -25,6 +25,7 @@ CODE = (
     "benchmarks",
     "docs",
     "examples",
+    "tools",
 )
 OTHERS = {
     "src/nemorl_near_miss/config.py",  # of the package that docs/first-plugin.md writes
