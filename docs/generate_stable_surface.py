@@ -41,7 +41,8 @@ FORMATS: Mapping[str, tuple[str, str]] = {
     "state of the backend dtensor": ("nemorl-dtensor/src/nemorl_dtensor/checkpoint.py", "FORMAT"),
     "state of the backend megatron": ("nemorl-megatron/src/nemorl_megatron/storage.py", "VERSION"),
     "rollout records": ("toolkits/nemorl-cli/src/nemorl_cli/report/records/schema.py", "VERSION"),
-    "signed set of plugins": ("toolkits/nemorl-trust/src/nemorl_trust/signatures.py", "FORMAT"),
+    "signed set of plugins": ("toolkits/nemorl-trust/src/nemorl_trust/signatures.py", "SET"),
+    "signed index of plugins": ("toolkits/nemorl-cli/src/nemorl_cli/directory/indexes.py", "INDEX"),
     "nemorl doctor --json": ("plugins/nemorl-insight/src/nemorl_insight/doctor/examination.py", "SCHEMA"),
 }
 """Files that a later version must read or refuse by number: name -> where their number is."""
@@ -202,10 +203,12 @@ def formats() -> Iterator[str]:
 
 
 def _constant(file: Path, name: str) -> object:
-    """The value of ``NAME = …`` in a source, which is not imported: some need torch or megatron-core."""
+    """The value of ``NAME = …`` in a source, or the first argument of ``NAME = SignedFormat(…)``. Sources are not
+    imported: some need torch or megatron-core."""
     assigned = (node for node in ast.parse(file.read_text("utf-8")).body if isinstance(node, ast.Assign))
     (found,) = (node for node in assigned if [ast.unparse(target) for target in node.targets] == [name])
-    return ast.literal_eval(found.value)
+    value = found.value
+    return ast.literal_eval(value.args[0] if isinstance(value, ast.Call) else value)
 
 
 if __name__ == "__main__":
