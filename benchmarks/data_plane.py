@@ -237,7 +237,7 @@ def gather(ranks: int, copies: int, values: int = 65_536) -> dict[str, Any]:
         def __init__(self) -> None:
             self.invoke = SimpleNamespace(remote=self._invoke)
 
-        def _invoke(self, role: str, method: str, kwargs: Any, logs: Any, *args: Any, answers: bool = True) -> Any:
+        def _invoke(self, role: str, method: str, kwargs: Any, logs: Any, *args: Any, answers: bool, **_: Any) -> Any:
             began_s = time.thread_time()
             read[0] += answers * answer.nbytes
             reference = ray.put(answer if answers else None)
