@@ -23,7 +23,7 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.config.load import validate
 from nemorl.config.models import GenerationConfig, PolicyConfig
 from nemorl.contracts import AdamStep, AdaptedModules, AdapterBackend, AdapterShape, Loss, SharedBase, TrainingBackend
-from nemorl.contracts.workers import WorkerGroup
+from nemorl.contracts.workers import ReferringGroup, WorkerGroup
 from nemorl.errors import UsageError
 from nemorl.metrics import values
 from nemorl.resources.manager import LocalLauncher
@@ -116,7 +116,7 @@ def snapshot_sampler(generation: GenerationConfig, policy: PolicyConfig, group: 
     return SnapshotSampler(generation, policy, files)
 
 
-def _adapter_files(group: WorkerGroup, policy: PolicyConfig) -> AdapterFiles:
+def _adapter_files(group: ReferringGroup, policy: PolicyConfig) -> AdapterFiles:
     assert policy.lora is not None, "the policy has adapters"
     factors = {name: factor for part in group.call(AdapterBackend.export_adapters)[0] for name, factor in part.items()}
     base = {name: torch.zeros_like(factor, device="cpu") for name, factor in factors.items()}
@@ -144,7 +144,7 @@ class TrainedModels:
         self,
         name: str,
         policy: PolicyConfig,
-        group: WorkerGroup,
+        group: ReferringGroup,
         sampler: SnapshotSampler,
     ) -> None:
         """
