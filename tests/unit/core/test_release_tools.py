@@ -128,6 +128,7 @@ def test_every_package_of_the_checkout_is_released(tools: dict[str, ModuleType])
     assert names < wanted
     assert {"nemorl[all]", "nemorl-agents[mcp]", "nemorl-trust[http]"} < wanted
     assert set(tools["installing"].ELSEWHERE) < wanted
+    assert len({tools["installing"].step_name("3.11", name) for name in wanted}) == len(wanted)
 
 
 # Licences
