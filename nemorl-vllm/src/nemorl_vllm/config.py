@@ -125,9 +125,9 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
     """Stages that the layers are divided into, each on devices of its own. Raise it where tensor parallelism would have
     to divide heads."""
     data_parallel_size: Annotated[int, RESUMABLE] = Field(1, ge=1)
-    """Ranks of an engine of a mixture that each compute attention for requests of their own, over
-    ``tensor_parallel_size`` devices, while the experts spread over all of them (data-parallel attention). Raise it
-    where more devices than key-value heads share a model, and tensor parallelism would keep copies of the cache."""
+    """Ranks of an engine of a mixture, a device each, that compute attention for requests of their own, while the
+    experts spread over all of them (data-parallel attention). Raise it where more devices than key-value heads share a
+    model, and tensor parallelism would keep copies of the cache."""
     expert_parallel: Annotated[bool, RESUMABLE] = False
     """Give each device of all ranks whole experts of a mixture, in place of a part of every expert."""
     kv_cache_gib: Annotated[float | None, RESUMABLE] = Field(None, gt=0)
@@ -215,9 +215,14 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
 
     def _untried_with_ranks(self) -> Iterator[ConfigIssue]:
         """What has not been seen to work while ranks step together."""
+        if self.tensor_parallel_size > 1:
+            message = "ranks of data_parallel_size that are tensor parallel themselves have not been seen to answer"
+            yield ConfigIssue("tensor_parallel_size", message, "set it to 1, and raise data_parallel_size")
         if self.pipeline_parallel_size > 1:
             message = "ranks of data_parallel_size whose layers are divided into stages have not been seen to work"
-            yield ConfigIssue("pipeline_parallel_size", message, "raise tensor_parallel_size in its place")
+            yield ConfigIssue(
+                "pipeline_parallel_size", message, "set it to 1, or raise tensor_parallel_size without ranks"
+            )
         if self.speculative is not None:
             message = "guesses have not been seen to work with several ranks of data_parallel_size"
             yield ConfigIssue("speculative", message, "remove it, or set data_parallel_size: 1")
@@ -230,12 +235,12 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
         path, geometry = "generation.backend.data_parallel_size", known_geometry(policy)
         if geometry is None:
             return
-        devices = self.tensor_parallel_size * self.data_parallel_size
+        devices = self.data_parallel_size
         if not geometry.experts:
             message = "ranks share the experts of a mixture, and this model has none: they would be engines apart"
             yield ConfigIssue(path, message, "remove it: cluster.generation_workers sets how many engines there are")
         elif self.expert_parallel and geometry.experts % devices:
-            message = f"{geometry.experts} experts do not divide over {devices} devices (with tensor_parallel_size)"
+            message = f"{geometry.experts} experts do not divide over {devices} devices"
             yield ConfigIssue(path, message, "choose a divisor, or remove expert_parallel")
         elif not self.expert_parallel and geometry.expert_ffn % devices:
             message = f"experts of width {geometry.expert_ffn} do not divide over {devices} devices"

@@ -72,7 +72,7 @@ class VLLMPlan:
         # A part of a node, or whole nodes with each layer on one of them.
         fitting = [
             width
-            for width in WIDTHS
+            for width in (WIDTHS if self.config.data_parallel_size == 1 else (1,))
             if width <= per_node and 0 in (per_node % (width * beside), width * beside % per_node)
         ]
         widths = [width for width in fitting if layer.divide(width)]

@@ -257,7 +257,7 @@ def _check_ranks(weights: WeightHandle | None, worker: WorkerContext, *, sees: b
     """
     problem = fix = None
     if worker.further_nodes:
-        problem, fix = "spread over several nodes", "lower tensor_parallel_size * data_parallel_size to those of a node"
+        problem, fix = "spread over several nodes", "lower data_parallel_size to the devices of a node"
     elif weights is not None and weights.form == "adapters":
         problem, fix = "apply adapters beside the model", "set rollouts.adapters: merged"
     elif sees:

@@ -326,7 +326,7 @@ def test_an_engine_over_several_gpus_may_share_them_with_training() -> None:
     assert found.config["cluster"] == {"gpus_per_node": 8, "colocated": False, "generation_workers": 1}
 
 
-def test_experts_are_spread_over_the_devices_of_a_layer_or_of_several_ranks_of_a_node() -> None:
+def test_experts_are_spread_over_the_devices_of_a_layer_or_over_the_ranks_of_a_node() -> None:
     config = whole("grpo")
     put(config, "cluster.gpus_per_node", 8)
     put(config, "data.default.prompt_file", None)
@@ -336,16 +336,19 @@ def test_experts_are_spread_over_the_devices_of_a_layer_or_of_several_ranks_of_a
     assert found.is_complete, found.features
     assert found.config["generation"]["backend"]["expert_parallel"] is True
     assert "data_parallel_size" not in found.config["generation"]["backend"]
+    beyond = "an engine whose experts spread over more GPUs than its layers, which are divided or on several nodes"
+    for ways in (6, 8, 16):  # no ranks of 4 devices; two, of divided layers; four on two nodes
+        put(config, "policy.generation.vllm_cfg.expert_parallel_size", ways)
+        assert beyond in migrate(config).features
+    put(config, "policy.generation.vllm_cfg.tensor_parallel_size", 1)
+    assert beyond in migrate(config).features
     put(config, "policy.generation.vllm_cfg.expert_parallel_size", 8)
     found = migrate(config)
     assert found.is_complete, found.features
     engine = found.config["generation"]["backend"]
-    # 8 ways for experts are 2 ranks of 4 devices, as NeMo RL has vLLM do it.
-    assert (engine["data_parallel_size"], engine["tensor_parallel_size"], engine["expert_parallel"]) == (2, 4, True)
-    beyond = "an engine whose experts spread over more GPUs than its layers, and over several nodes or stages"
-    for ways in (6, 16):  # no ranks of 4 devices; two nodes
-        put(config, "policy.generation.vllm_cfg.expert_parallel_size", ways)
-        assert beyond in migrate(config).features
+    # 8 ways for experts are 8 ranks of one device, as NeMo RL has vLLM do it: EP = DP * TP.
+    assert (engine["data_parallel_size"], engine["expert_parallel"]) == (8, True)
+    assert engine.get("tensor_parallel_size", 1) == 1
 
 
 def test_a_mixture_may_split_its_attention_and_divide_its_experts() -> None:

@@ -31,7 +31,7 @@ METRIC = "token_mult_prob_error"
 def test_a_replica_takes_as_many_devices_as_share_a_layer() -> None:
     assert config.VLLMConfig().devices_per_replica == 1
     assert config.VLLMConfig(tensor_parallel_size=4).devices_per_replica == 4
-    assert config.VLLMConfig(tensor_parallel_size=4, data_parallel_size=2).devices_per_replica == 8
+    assert config.VLLMConfig(data_parallel_size=8).devices_per_replica == 8
 
 
 @pytest.mark.parametrize(
@@ -41,8 +41,8 @@ def test_a_replica_takes_as_many_devices_as_share_a_layer() -> None:
         ({"data_parallel_size": 2, "expert_parallel": True}, ""),
         ({"data_parallel_size": 5}, "expert_parallel: true"),  # a width of 24 is no five parts, and 10 experts are
         ({"data_parallel_size": 5, "expert_parallel": True}, ""),
-        ({"data_parallel_size": 2, "tensor_parallel_size": 2}, ""),
-        ({"data_parallel_size": 2, "tensor_parallel_size": 2, "expert_parallel": True}, "remove expert_parallel"),
+        ({"data_parallel_size": 4}, ""),
+        ({"data_parallel_size": 4, "expert_parallel": True}, "remove expert_parallel"),
     ],
 )
 def test_ranks_of_an_engine_share_the_experts_of_a_mixture_evenly(
@@ -65,6 +65,7 @@ def test_a_model_without_experts_takes_several_engines_in_place_of_ranks(tiny_mo
 @pytest.mark.parametrize(
     "beside",
     [
+        {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
         {"snapshots": 2},
         {"speculative": {"method": "ngram", "num_speculative_tokens": 2}},

@@ -10,7 +10,7 @@ from nemorl_compat.conversions.sight import samples_in_vllm
 from nemorl_compat.key_table import judge
 from nemorl_compat.old_config import OldConfig
 
-WIDE_EXPERTS = "an engine whose experts spread over more GPUs than its layers, and over several nodes or stages"
+WIDE_EXPERTS = "an engine whose experts spread over more GPUs than its layers, which are divided or on several nodes"
 WIDE_ENGINE = "an engine over a part of a node beside whole ones"
 SAMPLES = ("grpo", "ppo", "distillation", "eval")
 VLLM_OPTIONS = {
@@ -102,12 +102,13 @@ def _rounded(old: OldConfig, new: Pieces) -> None:
 
 
 def _experts(old: OldConfig, new: Pieces) -> None:
-    """vLLM spreads experts over the tensor-parallel devices of all its data-parallel ranks, so many as that takes."""
+    """vLLM spreads experts over the tensor-parallel devices of all its data-parallel ranks, so many as that takes.
+    Here a rank is one device."""
     key = "policy.generation.vllm_cfg.expert_parallel_size"
     ways, width = old.whole(key, 1), old.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1)
     ranks, is_uneven = divmod(ways, width)
-    has_stages = old.whole("policy.generation.vllm_cfg.pipeline_parallel_size", 1) > 1
-    if ways > 1 and (is_uneven or (ranks > 1 and (has_stages or ways > old.whole("cluster.gpus_per_node", 1)))):
+    is_divided = width * old.whole("policy.generation.vllm_cfg.pipeline_parallel_size", 1) > 1
+    if ways > 1 and (is_uneven or (ranks > 1 and (is_divided or ways > old.whole("cluster.gpus_per_node", 1)))):
         new.miss(key, WIDE_EXPERTS)
         return
     if ranks > 1:
