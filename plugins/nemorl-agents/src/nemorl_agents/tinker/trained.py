@@ -116,7 +116,7 @@ def snapshot_sampler(generation: GenerationConfig, policy: PolicyConfig, group: 
     return SnapshotSampler(generation, policy, files)
 
 
-def _adapter_files(group: ReferringGroup, policy: PolicyConfig) -> AdapterFiles:
+def _adapter_files(group: WorkerGroup, policy: PolicyConfig) -> AdapterFiles:
     assert policy.lora is not None, "the policy has adapters"
     factors = {name: factor for part in group.call(AdapterBackend.export_adapters)[0] for name, factor in part.items()}
     base = {name: torch.zeros_like(factor, device="cpu") for name, factor in factors.items()}
