@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KERNEL = Path(__file__).parents[3] / "core/src/nemorl"
-MAX_LINES = 12_578
+MAX_LINES = 12_580
 """Of all sources, without the examples in docstrings. DESIGN wants 10,000: it goes down, and up for a contract alone
 (media, versions of tokens, formats of answers and feedback, routes: 171; engines over several nodes: 24; receipts of
-weights: 74; ranks that hang, collectives that fail, nodes that drain: 771). What two plugins need belongs into a
+weights: 74; ranks that hang, collectives that fail, nodes that drain: 773). What two plugins need belongs into a
 toolkit."""
 MAX_ROOT_MODULES = 12
 FACADE = "nemorl"
