@@ -111,7 +111,7 @@ def drain(node: str) -> None:
         [*command, *why, "--node-id", node, "--deadline-remaining-seconds", "120"], check=True, capture_output=True
     )
     end_s = time.monotonic() + 30
-    while node not in draining_nodes() and time.monotonic() < end_s:  # until the node has told the cluster
+    while node not in (draining_nodes() or {}) and time.monotonic() < end_s:  # until the node has told the cluster
         time.sleep(0.05)
 
 

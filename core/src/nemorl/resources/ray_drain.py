@@ -40,6 +40,8 @@ class DrainWatch:
             return []
         self._next_s = time.monotonic() + LOOK_S
         leaving = draining_nodes()
+        if leaving is None:
+            return []
         below = self._ask_elsewhere(leaving)
         return [name for node, name in leaving.items() if node in below]
 
@@ -51,7 +53,7 @@ class DrainWatch:
         """
         limit_s = self._clusters[0].config.placement_timeout_s
         deadline_s = time.monotonic() + limit_s
-        while self._ask_elsewhere(leaving := draining_nodes()) and not self.is_room_elsewhere:
+        while self._ask_elsewhere(leaving := draining_nodes() or {}) and not self.is_room_elsewhere:
             if time.monotonic() > deadline_s:
                 raise DeadlineError(
                     f"waited {limit_s:.0f} s for places beside those on {', '.join(leaving.values())}, which the "
@@ -84,13 +86,13 @@ class DrainWatch:
             cluster.leave_old_places()
 
 
-def draining_nodes() -> dict[str, str]:
-    """The nodes that drain: their names in messages, by id."""
+def draining_nodes() -> dict[str, str] | None:
+    """The nodes that drain: their names in messages, by id. ``None``: the cluster does not say."""
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     try:
         status = get_cluster_status(ray.get_runtime_context().gcs_address)
     except Exception:  # of any kind, while the GCS is away; who needs it will say so
-        return {}
+        return None
     nodes = [*status.active_nodes, *status.idle_nodes]
     return {node.node_id: f"{node.ip_address} ({node.node_id[:8]})" for node in nodes if node.node_status == "DRAINING"}
