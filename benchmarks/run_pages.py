@@ -4,11 +4,11 @@
     python benchmarks/run_pages.py losses view          # those of two pages
     python benchmarks/run_pages.py                      # all of them: a day on two cores
 
-A page's commands are the lines of its code blocks that begin with ``python``, ``pytest`` or ``nemorl``, and inline code
-that names a benchmark or a test. They run in ``.benchmarks/PAGE``, one after the other; what they print stays there,
-to be read beside the page; when, where and for how long each ran goes to ``docs/results/reruns.json``, and from there
-into the table of docs/results/index.md. A command that has run at this commit is not run again unless told ``--fresh``,
-so a run that was stopped goes on where it was.
+A page's commands are the lines of its code blocks that begin with ``python``, ``pytest``, ``nemorl`` or ``make``, and
+inline code that names a benchmark or a test. They run in ``.benchmarks/PAGE``, one after the other; what they print
+stays there, to be read beside the page; when, where and for how long each ran goes to ``docs/results/reruns.json``, and
+from there into the table of docs/results/index.md. A command that has run at this commit is not run again unless told
+``--fresh``, so a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
 RERUNS = RESULTS / "reruns.json"
 OUTPUTS = ROOT / ".benchmarks"
-_START = r"(?:[A-Z_]+=\S+ )*(?:python|pytest|nemorl) "
+_START = r"(?:[A-Z_]+=\S+ )*(?:python|pytest|nemorl|make) "
 _BLOCK = re.compile(r"^( *)```\w*\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`((?:[A-Z_]+=\S+ )*(?:python benchmarks/|pytest )[^`]*)`")
 _PLACEHOLDER = re.compile(r"\b(?:NEW_FOLDER|FOLDER|PYTHON|COOKBOOK|RUN|NEMO_RL)\b|\bmodels/\S+")
@@ -57,6 +57,8 @@ class Command:
         """What it needs that this program cannot give it; empty where it can be run as it is."""
         if "gpu/" in self.line:
             return "a GPU"
+        if " make " in f" {self.line}":
+            return "a clone of its own"
         found = _PLACEHOLDER.search(self.line)
         return "" if found is None else found[0].strip()
 

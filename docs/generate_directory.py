@@ -22,7 +22,7 @@ from nemorl.plugins.index import PREFIX
 from nemorl_cli.directory.badges import listings_of
 from nemorl_cli.directory.indexes import INDEX
 from nemorl_cli.directory.listing import Listing, PluginIndex
-from nemorl_cli.directory.page import table
+from nemorl_cli.directory.publishing import table
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "plugin-directory.md"

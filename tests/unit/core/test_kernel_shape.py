@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 KERNEL = Path(__file__).parents[3] / "core/src/nemorl"
-MAX_LINES = 12_706
+MAX_LINES = 12_708
 """Of all sources, without the examples in docstrings. DESIGN wants 10,000: it goes down, and up for a contract alone
 (media, versions of tokens, formats of answers and feedback, routes: 171; engines over several nodes: 24; receipts of
 weights: 74; values by reference: 130; ranks that hang, collectives that fail, nodes that drain: 771; engines that come

@@ -13,7 +13,7 @@ from hand_made_indexes import Content, Publisher, content, listing
 from markdown_it import MarkdownIt
 from nemorl.base.packages.plugin_policy import machine_policy
 from nemorl_cli.directory.listing import Listing, Release
-from nemorl_cli.directory.page import table
+from nemorl_cli.directory.publishing import table
 
 ROOT = Path(__file__).parents[3]
 Search = Callable[..., Done]

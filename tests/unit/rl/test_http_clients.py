@@ -28,6 +28,8 @@ MADE_IN = {
     "plugins/nemorl-agents/src/nemorl_agents/interop/workers/relay.py": {"ClientSession"},
     # The SDK of the Model Context Protocol makes its own, which follows redirects within the address that was given.
     "plugins/nemorl-agents/src/nemorl_agents/programs/mcp_tools.py": {"Client"},
+    # It asks the index that pip names how large a file is, and reads no reply.
+    "plugins/nemorl-insight/src/nemorl_insight/doctor/upgrades/resolving.py": {"urlopen"},
 }
 
 

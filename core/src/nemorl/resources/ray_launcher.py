@@ -147,7 +147,7 @@ class RayLauncher:
 
     def leaving_nodes(self) -> Collection[str]:
         """Ids of the nodes that the cluster is about to take away."""
-        return draining_nodes() if self._may_drain else ()
+        return (self._may_drain and draining_nodes()) or ()
 
     def drained_nodes(self) -> list[str]:
         return self._drains.drained_nodes() if self._may_drain else []

@@ -57,9 +57,8 @@ ROLLOUT_METRICS: Mapping[str, MetricInfo] = {
     "train/weight_sync_bytes": MetricInfo(
         "Size of a weight sync",
         "bytes",
-        "bytes of the tensors that an engine read at the last sync: of the whole model, or of LoRA adapters alone "
-        "(`rollouts.adapters`). One that shares the trainer's memory reads them there; over `delta_socket` and "
-        "`delta_folder`, bytes that travelled",
+        "bytes of the tensors that an engine read at the last sync: of the whole model, of LoRA adapters alone "
+        "(`rollouts.adapters`), or over `delta_socket` and `delta_folder` of what travelled",
     ),
     "train/weight_sync_fallbacks": MetricInfo(
         "Whole weights instead of changes",

@@ -167,7 +167,7 @@ def index(
     if page is not None:
         from nemorl.base.files.atomic import replace_text
 
-        from nemorl_cli.directory.page import table
+        from nemorl_cli.directory.publishing import table
 
         replace_text(page, table(listings))
         say(f"{page}: the same as a table")

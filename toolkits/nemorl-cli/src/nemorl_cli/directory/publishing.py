@@ -1,4 +1,4 @@
-"""From listings to an index that others can trust.
+"""From listings to an index that others can trust, and to a table of it in which text of strangers is text.
 
 A repository of listings holds one file per distribution, ``plugins/NAME.json``, which authors add by pull requests. Who
 keeps it checks them, signs the index, and serves that one file.
@@ -7,14 +7,16 @@ keeps it checks them, signs the index, and serves that one file.
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from nemorl.base.files.atomic import replace_text
 from nemorl.base.packages.plugin_policy import normalize
 from nemorl.base.text.reading import parse_json, read_text
 from nemorl.errors import UsageError
+from nemorl.plugins.index import singular
 from nemorl_trust.signed_json import read_private_key
 from pydantic import ValidationError
 
@@ -22,6 +24,8 @@ from nemorl_cli.directory.indexes import INDEX, MAX_BYTES, checked, first_proble
 from nemorl_cli.directory.listing import Listing, PluginIndex
 
 MAX_LISTING_BYTES = 1 << 20
+_ACTIVE = re.compile(r"[&<>\"'\\`*_\[\](){}#|~!$@]|(?<=\w):(?=//)|(?<=www)\.")
+"""What Markdown, HTML, or a site that shows them might act on; addresses that become links included."""
 
 
 def read_listings(given: Sequence[Path]) -> list[Listing]:
@@ -99,3 +103,34 @@ def _files(given: Sequence[Path]) -> Iterator[Path]:
         if not path.exists():
             raise UsageError(f"{path} does not exist", fix="name listings, or a folder of them")
         yield from sorted(path.glob("*.json")) if path.is_dir() else [path]
+
+
+def text(foreign: str) -> str:
+    """``foreign`` so that it is shown as it is.
+
+    >>> text("<b>_x_</b>")
+    '&#60;b&#62;&#95;x&#95;&#60;/b&#62;'
+    """
+    return _ACTIVE.sub(lambda found: f"&#{ord(found[0])};", foreign)
+
+
+def table(listings: Iterable[Listing]) -> str:
+    """A row per distribution: what it is and offers, its newest version, what the conformance kit saw of that."""
+    lines = ["| plugin | what it is | parts | version | works with nemorl | conformance |", "|---|---|---|---|---|---|"]
+    return "\n".join([*lines, *map(_row, listings)]) + "\n"
+
+
+def _row(listing: Listing) -> str:
+    release = listing.newest
+    name = f"[{text(listing.name)}]({listing.homepage})" if listing.homepage else text(listing.name)
+    parts = "; ".join(f"{singular(kind)} {', '.join(map(_code, names))}" for kind, names in listing.parts.items())
+    seen = release.conformance
+    said = f"{seen.verdict}, {seen.summary} (kit {seen.kit}, {seen.date})" if seen else "not checked"
+    what = f"{text(listing.summary)}{f' ({text(listing.licence)})' if listing.licence else ''}"
+    cells = (name, what, parts, text(release.version), text(release.nemorl or "it does not say"), text(said))
+    return f"| {' | '.join(cells)} |"
+
+
+def _code(name: str) -> str:
+    """Names hold letters, digits, ``.``, ``_`` and ``-`` only."""
+    return f"`{name}`"

@@ -94,7 +94,7 @@ def _made(folder: Path, changes: Sequence[Change], pip_args: Sequence[str]) -> O
         done = run_limited(pip("--python", str(made.python), "install", *options, *pins), UNPACK_S)
         if done.code != 0:
             raise PluginError(f"pip cannot install {', '.join(pins)}: {done.error}", fix="see what it says")
-        (made.site_packages / PATHS).write_text("\n".join(_path_lines()) + "\n", encoding="utf-8")
+        replace_text(made.site_packages / PATHS, "\n".join(_path_lines()) + "\n")
         facts = {"pins": pins, "on": sys.prefix}
         replace_text(draft / RECORD, json.dumps(facts))
     return Overlay(folder)
