@@ -22,10 +22,8 @@ from nemorl.errors import DeadlineError, ResourceError
 from nemorl.resources.neighbours import neighbours_first
 from nemorl.resources.ray_session import RaySession
 
-MOMENT_S = 1.0
-"""Time in which Ray reserves places that are free."""
-SHORTEST_WAIT_S = 0.1
-"""Below it, Ray may not have answered at all."""
+MOMENT_S = 1
+"""Time in which Ray reserves places that are free. It counts whole seconds; within none it denies an eighth of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +166,7 @@ class RayVirtualCluster:
     @property
     def is_room_elsewhere(self) -> bool:
         """The places that were asked for are reserved, now or in a moment."""
-        deadline_s = time.monotonic() + MOMENT_S
-        return all(group.wait(max(SHORTEST_WAIT_S, deadline_s - time.monotonic())) for group in self._fresh.values())
+        return all(group.wait(MOMENT_S) for group in self._fresh.values())
 
     def take_fresh_places(self) -> None:
         """Have the places that were asked for: ``is_room_elsewhere``. ``leave_old_places`` gives the others back."""
@@ -225,7 +222,7 @@ class RayVirtualCluster:
         for count in workers_per_node:
             self._groups.append(placement_group([self.bundle] * count, strategy="STRICT_PACK"))
         for node, group in enumerate(self._groups):
-            if not group.wait(max(0.0, deadline - time.monotonic())):
+            if not group.wait(max(MOMENT_S, deadline - time.monotonic())):
                 raise DeadlineError(
                     f"waited {self.config.placement_timeout_s:.0f} s for {workers_per_node[node]} places with "
                     f"{_amounts(self.bundle)} on one node; the whole cluster has free: "
