@@ -71,6 +71,8 @@ def main() -> None:
             "log-probs after the turns, largest difference", float((found - logprobs).abs().max()), 0
         )
         options.figures.require("MiB left while both are away", away / 2**20, LEFT_MIB)
+        engine.shutdown()
+        backend.shutdown()
 
 
 if __name__ == "__main__":
