@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from nemorl.base.packages.plugin_policy import HOUSE
+
 KERNEL = Path(__file__).parents[3] / "core/src/nemorl"
 MAX_LINES = 12_708
 """Of all sources, without the examples in docstrings. DESIGN wants 10,000: it goes down, and up for a contract alone
@@ -104,3 +106,8 @@ def test_nothing_that_runs_imports_in_a_circle() -> None:
 
 def test_circles_of_annotations_are_small() -> None:
     assert [circle for circle in circles(types_too=True) if len(circle) > MAX_TYPE_CIRCLE] == []
+
+
+def test_the_house_that_every_policy_admits_is_the_kernel_and_the_toolkits() -> None:
+    toolkits = {folder.name for folder in (KERNEL.parents[2] / "toolkits").iterdir() if folder.is_dir()}
+    assert HOUSE == {"nemorl-core", *toolkits}

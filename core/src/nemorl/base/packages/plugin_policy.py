@@ -17,7 +17,7 @@ from typing import Any
 from nemorl.base.packages.site import site
 from nemorl.base.packages.standard_plugins import todays_name
 
-HOUSE = frozenset(f"nemorl-{name}" for name in ("core", "tensors", "rl", "trust", "cli", "testing"))
+HOUSE = frozenset(f"nemorl-{name}" for name in ("core", "tensors", "media", "rl", "trust", "cli", "testing"))
 """The kernel and the toolkits: always admitted."""
 KEYS = ("allow", "block", "prefer", "indexes")
 
