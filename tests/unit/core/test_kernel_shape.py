@@ -110,4 +110,4 @@ def test_circles_of_annotations_are_small() -> None:
 
 def test_the_house_that_every_policy_admits_is_the_kernel_and_the_toolkits() -> None:
     toolkits = {folder.name for folder in (KERNEL.parents[2] / "toolkits").iterdir() if folder.is_dir()}
-    assert HOUSE == {"nemorl-core", *toolkits}
+    assert {"nemorl-core", *toolkits} == HOUSE
