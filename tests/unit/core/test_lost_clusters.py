@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import ResourceError
 from recorded_messages import Raises
 
@@ -43,5 +45,7 @@ def test_workers_of_a_lost_cluster_are_given_up_without_an_error(lost: Any) -> N
 def test_workers_that_cannot_be_replaced_are_an_error_that_says_how_to_go_on(lost: Any, raises: Raises) -> None:
     from nemorl.resources.ray_launcher import RayLauncher
 
+    launcher = RayLauncher.__new__(RayLauncher)
+    launcher._config = SimpleNamespace(cluster=ClusterConfig())  # type: ignore[assignment]
     with raises(ResourceError, "WrongClusterID"):
-        RayLauncher.restart(RayLauncher.__new__(RayLauncher), lost)
+        launcher.restart(lost)
