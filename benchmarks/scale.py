@@ -278,7 +278,8 @@ def over_ray(mebibytes: int, repeats: int, ranks: int = 2) -> dict[str, float]:
     import ray
     from nemorl.config.cluster import ClusterConfig
     from nemorl.resources.ray_cluster import RayVirtualCluster
-    from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+    from nemorl.resources.ray_ranks import GroupSettings
+    from nemorl.resources.ray_workers import RayWorkerGroup
 
     whole = make_batch(64, 1000)
     batch = make_batch(64, round(1000 * mebibytes * MIB / batch_bytes(whole)))

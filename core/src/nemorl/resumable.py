@@ -233,15 +233,16 @@ class Resumable(Generic[C]):
         workers move all together, since they hold one model; engines move alone.
         """
         resources, directory = self.run.resources, self.run.directory
-        leaving = resources.launcher.drained_nodes()
-        if not leaving:
+        drains = resources.launcher.drains
+        leaving = [] if drains is None else drains.drained_nodes()
+        if drains is None or not leaving:
             return
         if new := sorted({*leaving} - self._left_nodes):
             self._left_nodes.update(new)
             directory.event("draining", step=self.progress.step, nodes=new)
             self.run.console.message(f"nodes {', '.join(new)} are about to go: saving, then moving their workers")
             self._save_step()
-        if not resources.launcher.is_room_elsewhere:
+        if not drains.is_room_elsewhere:
             return
         self._save_step()
         with resources.moving() as moves_training:

@@ -11,7 +11,8 @@ from nemorl.config import ClusterConfig, GenerationConfig, PolicyConfig
 from nemorl.contracts import GenerationBackend, ProvingBackend
 from nemorl.errors import WorkerLostError
 from nemorl.resources.ray_cluster import RayVirtualCluster
-from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+from nemorl.resources.ray_ranks import GroupSettings
+from nemorl.resources.ray_workers import RayWorkerGroup
 from nemorl.resources.worker import TrainingFactory
 from nemorl_rl.placement.engines import GenerationFactory
 from nemorl_tensors.engines.digests import digested

@@ -210,7 +210,7 @@ def test_without_room_elsewhere_the_step_is_saved_and_the_run_moves_when_a_node_
                 cluster.add_node(num_cpus=1)
                 cluster.wait_for_nodes()
                 end_s = time.monotonic() + 60
-                while not trainer.run.resources.launcher.is_room_elsewhere and time.monotonic() < end_s:
+                while not trainer.run.resources.launcher.drains.is_room_elsewhere and time.monotonic() < end_s:
                     time.sleep(0.2)
 
     cluster.remove_node(list(cluster.worker_nodes)[-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,19 +17,16 @@ from nemorl.base.files.jsonl import read_jsonl
 from nemorl.config import ClusterConfig
 from nemorl.errors import CollectiveError, DeviceLostError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_cluster import RayVirtualCluster
-from nemorl.resources.ray_workers import BLAME_S, GroupSettings, RayWorkerGroup
+from nemorl.resources.ray_ranks import GroupSettings
+from nemorl.resources.ray_workers import BLAME_S, RayWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl_cli.console import Console
 from nemorl_preference.dpo import DPOConfig
 from nemorl_rl.callbacks import Callback
 from recorded_messages import Raises
+from workers import Collective
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
-sys.path.insert(0, str(Path(__file__).parent))
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-
-from workers import Collective  # noqa: E402  (worker processes find it through PYTHONPATH)
-
 HANG_S = 6.0
 PATIENT_S = 120.0
 """Of collectives where the heartbeat is to be first."""

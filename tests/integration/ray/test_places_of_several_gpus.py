@@ -3,24 +3,19 @@ it: nothing here computes."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import psutil
 import pytest
 import ray
 from nemorl.config import ClusterConfig
 from nemorl.resources.ray_cluster import RayVirtualCluster
-from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+from nemorl.resources.ray_ranks import GroupSettings
+from nemorl.resources.ray_workers import RayWorkerGroup
+from workers import Seeing, Spread
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-sys.path.insert(0, str(Path(__file__).parent))
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-
-from workers import Seeing, Spread  # noqa: E402  (worker processes find it through PYTHONPATH)
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from nemorl.config import ClusterConfig, GenerationConfig, PolicyConfig
 from nemorl.contracts import SleepingBackend
 from nemorl.errors import BackendError, WorkerLostError
 from nemorl.resources.ray_cluster import RayVirtualCluster
-from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+from nemorl.resources.ray_ranks import GroupSettings
+from nemorl.resources.ray_workers import RayWorkerGroup
 from nemorl.resources.worker import SUBMITTED_CALLS
 from nemorl.types import Completion, GenerationRequest, SamplingParams
 from nemorl_rl.placement.engines import GenerationFactory, standalone_generation

@@ -12,46 +12,23 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import ray
-from forked_workers import begun_by
 from nemorl.base.process.logs import RunHandler, installed, log_ids
-from nemorl.config import ClusterConfig
 from nemorl.errors import BackendError, DeadlineError, ForeignError, ResourceError, WorkerHungError, WorkerLostError
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_launcher import split_devices
+from nemorl.resources.ray_ranks import GroupSettings
 from nemorl.resources.ray_session import RaySession
-from nemorl.resources.ray_workers import BLAME_S, FAILURE_S, GroupSettings, RayWorkerGroup
+from nemorl.resources.ray_workers import BLAME_S, FAILURE_S, RayWorkerGroup
 from nemorl.resources.worker import AttachedGroup
 from recorded_messages import Raises
+from workers import CPU, Adder, Doubler, SlowStarter
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-sys.path.insert(0, str(Path(__file__).parent))
-os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-
-from workers import Adder, Doubler, SlowStarter  # noqa: E402  (worker processes find it through PYTHONPATH)
-
-CPU = ClusterConfig(launcher="ray", workers_per_node=2, cpus_per_worker=0.5, placement_timeout_s=2, worker_timeout_s=60)
-
-
-@pytest.fixture(scope="module")
-def cluster(python_of_workers: Path) -> Iterator[RayVirtualCluster]:
-    with begun_by(python_of_workers):
-        reserved = RayVirtualCluster([2], CPU)
-    yield reserved
-    reserved.shutdown()
-    assert not ray.is_initialized(), "the private cluster outlived the one who began it"
-
-
-@pytest.fixture
-def group(cluster: RayVirtualCluster, tmp_path: Path) -> Iterator[RayWorkerGroup]:
-    made = RayWorkerGroup(cluster, Adder, settings=GroupSettings(name="adders", log_folder=tmp_path))
-    yield made
-    made.shutdown()
 
 
 def test_calls_reach_all_ranks_and_results_come_in_rank_order(group: RayWorkerGroup) -> None:

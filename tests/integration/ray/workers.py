@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
+from nemorl.config import ClusterConfig
 from nemorl.errors import BackendError
 from nemorl.metrics import Metrics
 from nemorl.resources.worker import WorkerContext
@@ -20,6 +21,8 @@ from nemorl.resources.worker import WorkerContext
 if TYPE_CHECKING:
     import torch
     from nemorl_tensors import TokenBatch
+
+CPU = ClusterConfig(launcher="ray", workers_per_node=2, cpus_per_worker=0.5, placement_timeout_s=2, worker_timeout_s=60)
 
 
 class Faulty:

@@ -14,7 +14,8 @@ from nemorl.config import ClusterConfig, GenerationConfig, PolicyConfig
 from nemorl.contracts import GenerationBackend
 from nemorl.errors import WorkerLostError
 from nemorl.resources.ray_cluster import RayVirtualCluster
-from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+from nemorl.resources.ray_ranks import GroupSettings
+from nemorl.resources.ray_workers import RayWorkerGroup
 from nemorl.types import GenerationRequest, SamplingParams
 from nemorl.weights import WeightHandle, transport
 from nemorl_cli.console import Console

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import ResourceError
 from recorded_messages import Raises
 
@@ -29,7 +27,8 @@ class Gone:
 def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A group of one such rank."""
     import ray
-    from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+    from nemorl.resources.ray_ranks import GroupSettings
+    from nemorl.resources.ray_workers import RayWorkerGroup
 
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     group = RayWorkerGroup.__new__(RayWorkerGroup)
@@ -46,6 +45,6 @@ def test_workers_that_cannot_be_replaced_are_an_error_that_says_how_to_go_on(los
     from nemorl.resources.ray_launcher import RayLauncher
 
     launcher = RayLauncher.__new__(RayLauncher)
-    launcher._config = SimpleNamespace(cluster=ClusterConfig())  # type: ignore[assignment]
+    launcher.drains = None
     with raises(ResourceError, "WrongClusterID"):
         launcher.restart(lost)

@@ -45,11 +45,19 @@ def test_each_is_known_by_its_own_name_and_none_twice() -> None:
 
 
 def group() -> Any:
-    from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+    from nemorl.resources.ray_ranks import GroupSettings
+    from nemorl.resources.ray_workers import RayWorkerGroup
 
     found = RayWorkerGroup.__new__(RayWorkerGroup)
     found.settings = GroupSettings()
     return found
+
+
+def worker(number: int, host: str) -> Any:
+    from nemorl.resources.ray_actor import WorkerFacts
+    from nemorl.resources.ray_ranks import GroupSettings, Rank
+
+    return Rank(number, GroupSettings(), None, WorkerFacts(host, "", 7), (), 0)
 
 
 @pytest.mark.parametrize("name", sorted({name for known in FATES.values() for name in known} - {"RayTaskError"}))
@@ -61,7 +69,7 @@ def test_a_worker_that_is_gone_is_replaced_and_all_else_ends_the_run_in_words(
     kind = getattr(ray.exceptions, name)
     monkeypatch.setattr(kind, "__str__", kind.__str__)  # as it was, afterwards
     error = made(kind)
-    rank = SimpleNamespace(number=3, is_lost=False, facts=SimpleNamespace(pid=7, host="node9"))
+    rank = worker(3, "node9")
 
     def get() -> None:
         raise error
@@ -76,7 +84,7 @@ def test_a_worker_that_is_gone_is_replaced_and_all_else_ends_the_run_in_words(
 
 def test_a_reply_that_nobody_expects_hangs_nobody() -> None:
     answers: list[Future[Any]] = []
-    rank, workers = SimpleNamespace(number=0, is_lost=False, facts=SimpleNamespace(pid=7, host="here")), group()
+    rank, workers = worker(0, "here"), group()
     workers._ranks = [rank]
 
     def invoke(*_: Any) -> Any:

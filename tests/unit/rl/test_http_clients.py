@@ -20,7 +20,8 @@ from nemorl_tasks.environments.judge.client import JudgeClient
 
 ROOT = Path(__file__).parents[3]
 MiB = 2**20
-CLIENTS = {"AsyncClient", "Client", "ClientSession", "urlopen", "urlretrieve", "HTTPConnection", "HTTPSConnection"}
+CLIENTS = {"AsyncClient", "Client", "ClientSession", "HTTPConnection", "HTTPSConnection"}
+CLIENTS |= {"build_opener", "urlopen", "urlretrieve"}
 """What makes a client: of httpx, httpx2, aiohttp, urllib and http.client."""
 MADE_IN = {
     "toolkits/nemorl-rl/src/nemorl_rl/serving/http_clients.py": {"AsyncClient", "Client"},
@@ -28,6 +29,8 @@ MADE_IN = {
     "plugins/nemorl-agents/src/nemorl_agents/interop/workers/relay.py": {"ClientSession"},
     # The SDK of the Model Context Protocol makes its own, which follows redirects within the address that was given.
     "plugins/nemorl-agents/src/nemorl_agents/programs/mcp_tools.py": {"Client"},
+    # Its one request may go through a proxy of the environment, has a deadline for all of it, and follows no redirect.
+    "toolkits/nemorl-cli/src/nemorl_cli/directory/indexes.py": {"build_opener"},
     # It asks the index that pip names how large a file is, and reads no reply.
     "plugins/nemorl-insight/src/nemorl_insight/doctor/upgrades/resolving.py": {"urlopen"},
 }

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nemorl.config.models import AuxiliaryModel, Placement, PolicyConfig
 from nemorl.config.run import RunConfig
@@ -28,6 +28,9 @@ from nemorl.resources.worker import (
     WorkerContext,
     WorkerFactory,
 )
+
+if TYPE_CHECKING:
+    from nemorl.resources.ray_drain import DrainWatch
 
 
 class Launcher(Protocol):
@@ -47,29 +50,9 @@ class Launcher(Protocol):
         """Replace the lost workers of a group that this launcher made."""
         ...
 
-    def drained_nodes(self) -> list[str]:
-        """Nodes below its workers that are about to go, for which it then seeks places elsewhere."""
-        ...
-
     @property
-    def is_room_elsewhere(self) -> bool:
-        """These places are there."""
-        ...
-
-    def take_fresh_places(self) -> None:
-        """Start workers there from now on."""
-        ...
-
-    def is_displaced(self, group: WorkerGroup) -> bool:
-        """Some worker of a group is not where it would start now."""
-        ...
-
-    def retire(self, group: WorkerGroup) -> None:
-        """End the workers of a group that are displaced, for ``restart`` to replace."""
-        ...
-
-    def leave_old_places(self) -> None:
-        """Give back the places on nodes that are about to go."""
+    def drains(self) -> DrainWatch | None:
+        """Looks for nodes below its workers that are about to go; ``None``: they are nobody else's."""
         ...
 
     def close(self) -> None: ...
@@ -95,22 +78,7 @@ class LocalLauncher:
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         raise AssertionError("a worker in this process cannot be lost without it")
 
-    def drained_nodes(self) -> list[str]:
-        return []
-
-    is_room_elsewhere = False
-
-    def take_fresh_places(self) -> None:
-        pass
-
-    def is_displaced(self, group: WorkerGroup) -> bool:
-        return False
-
-    def retire(self, group: WorkerGroup) -> None:
-        pass
-
-    def leave_old_places(self) -> None:
-        pass
+    drains = None
 
     def close(self) -> None:
         pass
@@ -223,11 +191,13 @@ class ResourceManager:
         Yields:
             Whether training workers have to leave too: in the block they are replaced, and get their weights again.
         """
-        self.launcher.take_fresh_places()
+        drains = self.launcher.drains
+        assert drains is not None, "it has told of nodes that are about to go"
+        drains.take_fresh_places()
         try:
-            yield any(self.launcher.is_displaced(group) for group in self._learners)
+            yield any(drains.is_displaced(group) for group in self._learners)
         finally:
-            self.launcher.leave_old_places()
+            drains.leave_old_places()
 
     def close(self) -> None:
         """Shut all workers down and give their devices back."""

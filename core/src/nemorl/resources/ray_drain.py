@@ -11,8 +11,10 @@ from collections.abc import Collection, Sequence
 
 import ray
 
+from nemorl.contracts import WorkerGroup
 from nemorl.errors import DeadlineError
 from nemorl.resources.ray_cluster import RayVirtualCluster
+from nemorl.resources.ray_workers import RayWorkerGroup
 
 LOOK_S = 5.0
 """Seconds between two looks at the nodes, at the earliest: each is a question to the GCS of about 2 ms."""
@@ -45,28 +47,6 @@ class DrainWatch:
         below = self._ask_elsewhere(leaving)
         return [name for node, name in leaving.items() if node in below]
 
-    def settle(self) -> None:
-        """Before workers start anew: none of their places is on a node that drains, where Ray starts nothing.
-
-        Raises:
-            DeadlineError: There are no others.
-        """
-        limit_s = self._clusters[0].config.placement_timeout_s
-        deadline_s = time.monotonic() + limit_s
-        while self._ask_elsewhere(leaving := draining_nodes() or {}) and not self.is_room_elsewhere:
-            if time.monotonic() > deadline_s:
-                raise DeadlineError(
-                    f"waited {limit_s:.0f} s for places beside those on {', '.join(leaving.values())}, which the "
-                    "cluster is about to take away",
-                    fix="let another node join the cluster, and start the same command again: it continues from the "
-                    "last checkpoint; or raise cluster.placement_timeout_s",
-                )
-            time.sleep(WAIT_S)
-        if self.is_room_elsewhere:
-            self.take_fresh_places()
-        for cluster in self._clusters:  # who drained has gone, and Ray seeks other nodes for the places there
-            cluster.ask_no_more()
-
     def _ask_elsewhere(self, leaving: Collection[str]) -> set[str]:
         return {node for cluster in self._clusters for node in cluster.ask_elsewhere(leaving)}
 
@@ -84,6 +64,40 @@ class DrainWatch:
         """Give back the places that others were taken for."""
         for cluster in self._clusters:
             cluster.leave_old_places()
+
+    @staticmethod
+    def is_displaced(group: WorkerGroup) -> bool:
+        """Some worker of a group is not where it would start now."""
+        assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
+        return group.is_displaced
+
+    @staticmethod
+    def retire(group: WorkerGroup) -> None:
+        """End the workers of a group that are displaced, for ``restart`` to replace."""
+        assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
+        group.retire()
+
+
+def settle(cluster: RayVirtualCluster) -> None:
+    """Before workers of a cluster start anew: none of its places is on a node that drains, where Ray starts nothing.
+
+    Raises:
+        DeadlineError: There are no others.
+    """
+    limit_s = cluster.config.placement_timeout_s
+    deadline_s = time.monotonic() + limit_s
+    while cluster.ask_elsewhere(leaving := draining_nodes() or {}) and not cluster.is_room_elsewhere:
+        if time.monotonic() > deadline_s:
+            raise DeadlineError(
+                f"waited {limit_s:.0f} s for places beside those on {', '.join(leaving.values())}, which the "
+                "cluster is about to take away",
+                fix="let another node join the cluster, and start the same command again: it continues from the "
+                "last checkpoint; or raise cluster.placement_timeout_s",
+            )
+        time.sleep(WAIT_S)
+    if cluster.is_room_elsewhere:
+        cluster.take_fresh_places()
+    cluster.ask_no_more()  # who drained has gone, and Ray seeks other nodes for the places there
 
 
 def draining_nodes() -> dict[str, str] | None:

@@ -12,10 +12,11 @@ from nemorl.config.models import GenerationConfig, Placement
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
 from nemorl.resources.ray_cluster import RayVirtualCluster
-from nemorl.resources.ray_drain import DrainWatch, draining_nodes
+from nemorl.resources.ray_drain import DrainWatch, draining_nodes, settle
 from nemorl.resources.ray_errors import lost_cluster_named, token_of_the_driver_alone_named
+from nemorl.resources.ray_ranks import GroupSettings
 from nemorl.resources.ray_session import RaySession
-from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+from nemorl.resources.ray_workers import RayWorkerGroup
 from nemorl.resources.worker import (
     SUBMITTED_CALLS,
     AttachedFactory,
@@ -58,7 +59,9 @@ class RayLauncher:
                 self._generation = RayVirtualCluster(places, cluster, devices_per_worker=on_node, role="generation")
                 self._engine_places = width // on_node
                 self._stack.callback(self._generation.shutdown)
-            self._drains = DrainWatch(list(dict.fromkeys((self._training, self._generation))))
+            # Where an address is given, nodes are others', and may be wanted back.
+            watched = list(dict.fromkeys((self._training, self._generation)))
+            self.drains = None if cluster.address is None else DrainWatch(watched)
             undo.pop_all()
 
     @token_of_the_driver_alone_named()
@@ -136,39 +139,13 @@ class RayLauncher:
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
         with lost_cluster_named():
-            if self._may_drain:
-                self._drains.settle()
+            if self.drains is not None:
+                settle(group.cluster)
             group.restart(factory)
-
-    @property
-    def _may_drain(self) -> bool:
-        """Nodes are others', and may be wanted back."""
-        return self._config.cluster.address is not None
 
     def leaving_nodes(self) -> Collection[str]:
         """Ids of the nodes that the cluster is about to take away."""
-        return (self._may_drain and draining_nodes()) or ()
-
-    def drained_nodes(self) -> list[str]:
-        return self._drains.drained_nodes() if self._may_drain else []
-
-    @property
-    def is_room_elsewhere(self) -> bool:
-        return self._drains.is_room_elsewhere
-
-    def is_displaced(self, group: WorkerGroup) -> bool:
-        assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
-        return group.is_displaced
-
-    def take_fresh_places(self) -> None:
-        self._drains.take_fresh_places()
-
-    def retire(self, group: WorkerGroup) -> None:
-        assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
-        group.retire()
-
-    def leave_old_places(self) -> None:
-        self._drains.leave_old_places()
+        return (self.drains and draining_nodes()) or ()
 
     def close(self) -> None:
         self._stack.close()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import groupby
@@ -35,6 +35,7 @@ from nemorl.resources.ray_actor import WorkerFacts, start_worker
 from nemorl.resources.ray_cluster import Place, RayVirtualCluster
 from nemorl.resources.ray_errors import FIXES, fate_of, in_words
 from nemorl.resources.ray_pulses import Pulses
+from nemorl.resources.ray_ranks import GroupSettings, Rank, log_size
 from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory
 from nemorl.weights import Digested, Form, WeightHandle
 
@@ -48,51 +49,6 @@ BLAME_S = 5.0
 SHUTDOWN_S = 20.0
 """Longest wait for an orderly shutdown; then the processes are ended."""
 _MISSING_MODULE = re.compile(r"No module named '([^'.]+)'")
-LOG_LINES = 8
-"""Lines of a lost worker's log shown in the error."""
-LOG_CAUSE_BYTES = 100_000
-"""The end of a lost worker's log in which the failure that ended it is looked for."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """Settings of the processes of a group."""
-
-    name: str = "workers"
-    """For messages and log files."""
-    shards: tuple[int, ...] | None = None
-    """The data-parallel shard of each rank (tensor and pipeline parallelism); unset: each has its own."""
-    is_spmd: bool = True
-    """All ranks form one process group and live or die together. False: independent replicas."""
-    share: float = 1.0
-    """Fraction of each place that this group reserves; colocated groups share places."""
-    concurrent_calls: int = 1
-    """Calls that one worker serves at the same time."""
-    first: int = 0
-    """Number of the first rank in messages and names of log files"""
-    workers: int | None = None
-    """Use only the first places of the cluster; unset: all."""
-    places_per_worker: int = 1
-    """Neighbouring places that one worker spreads over; it reserves its share of each node's first alone."""
-    python: Path | None = None
-    """Interpreter of the workers, when not this one's (another virtual environment)."""
-    modules: tuple[str, ...] = ()
-    """Modules that the workers import, looked for in ``python`` before any starts."""
-    log_folder: Path | None = None
-    """Folder of each rank's output; unset: Ray's own."""
-
-
-@dataclass(slots=True, eq=False)
-class _Rank:
-    """One worker process. Its replacement is another object, so that a loss is never attributed to the wrong one."""
-
-    number: int
-    actor: Any
-    facts: WorkerFacts
-    places: Sequence[Place] = ()
-    is_lost: bool = False
-    log_from: int = 0
-    """Bytes of its log that those before it wrote."""
 
 
 class RayWorkerGroup(HostGroup):
@@ -127,11 +83,11 @@ class RayWorkerGroup(HostGroup):
             BackendError: the interpreter cannot run workers.
         """
         self.settings = settings or GroupSettings()
-        self._cluster, self._factory = cluster, worker_class
+        self.cluster, self._factory = cluster, worker_class
         self._context = replace(context or WorkerContext(device=cluster.config.device))
         self._timeout_s, self._hang_timeout_s = cluster.config.worker_timeout_s, cluster.config.hang_timeout_s
         self._size = self.settings.workers or cluster.world_size
-        self._ranks: list[_Rank] = []
+        self._ranks: list[Rank] = []
         """Workers that are built; replaced as a whole, so that no call reaches one that is not."""
         self._engine: AttachedFactory | None = None
         # All ranks of an SPMD group must enter the same collectives in the same order, whichever thread calls.
@@ -189,11 +145,11 @@ class RayWorkerGroup(HostGroup):
 
     def _scattered(
         self, role: Role, method: str, kwargs: Any, shards: Sequence[Any], args: Sequence[Any], *, keeps: bool = False
-    ) -> dict[_Rank, Any]:
+    ) -> dict[Rank, Any]:
         """Ray's references to the answers of all ranks."""
         members = self._shards
         assert len(shards) == len(members), f"{len(shards)} shards for {len(members)} data-parallel ranks"
-        shared, calls = [ray.put(value) if _is_large(value) else value for value in args], dict[_Rank, Any]()
+        shared, calls = [ray.put(value) if _is_large(value) else value for value in args], dict[Rank, Any]()
         make, parts = ([ray.put(shards.make)], shards.parts) if isinstance(shards, Composed) else ([], ())
         with self._order:
             workers = self._ranks
@@ -220,7 +176,7 @@ class RayWorkerGroup(HostGroup):
         return answer
 
     def _invoke(
-        self, rank: _Rank, role: Role, method: str, kwargs: dict[str, Any], args: Sequence[Any], **options: Any
+        self, rank: Rank, role: Role, method: str, kwargs: dict[str, Any], args: Sequence[Any], **options: Any
     ) -> Any:
         logs = carried(worker=self.settings.name, rank=self.settings.first + rank.number)
         invoke = rank.actor.invoke.options(num_returns=2) if options.get("keeps") else rank.actor.invoke
@@ -258,7 +214,7 @@ class RayWorkerGroup(HostGroup):
             worker_class: What to build from now on. Unset: the same again.
         """
         self._factory = worker_class or self._factory
-        lost = [rank for rank in self._ranks if self.settings.is_spmd or rank.is_lost or _is_dead(rank)]
+        lost = [rank for rank in self._ranks if self.settings.is_spmd or rank.is_lost or rank.is_dead(BLAME_S)]
         for rank in lost:
             ray.kill(rank.actor)
             rank.is_lost = True
@@ -296,9 +252,9 @@ class RayWorkerGroup(HostGroup):
     def _start(self, numbers: Sequence[int]) -> None:
         """Start processes for these ranks and build the workers in them, all at the same time; then let calls in."""
         unknown = WorkerFacts("a node yet to be chosen", "", 0)
-        sizes = {n: self._log_size(n) for n in numbers}
+        sizes = {n: log_size(self.settings.log(n)) for n in numbers}
         started = [
-            _Rank(n, self._actor(n, self._places_of(n)[0]), unknown, self._places_of(n), log_from=sizes[n])
+            Rank(n, self.settings, self._actor(n, self._places_of(n)[0]), unknown, self._places_of(n), sizes[n])
             for n in numbers
         ]
         others = [rank for rank in self._ranks if rank.number not in numbers]
@@ -320,14 +276,14 @@ class RayWorkerGroup(HostGroup):
 
     def _places_of(self, number: int) -> list[Place]:
         width = self.settings.places_per_worker
-        return self._cluster.places[number * width : (number + 1) * width]
+        return self.cluster.places[number * width : (number + 1) * width]
 
     def _actor(self, number: int, place: Place) -> Any:
-        return self._starter(self._log(number), place)()
+        return self._starter(self.settings.log(number), place)()
 
     def _starter(self, log: Path | None, place: Place) -> Callable[[], Any]:
-        settings, bundle = self.settings, self._cluster.bundle
-        cluster = self._cluster.config
+        settings, bundle = self.settings, self.cluster.bundle
+        cluster = self.cluster.config
         cores = cluster.cpus_per_worker
         threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, int(cores)))
         options = {
@@ -348,7 +304,7 @@ class RayWorkerGroup(HostGroup):
     def _has_pulses(self) -> bool:
         return self.settings.is_spmd and self._size > 1 and self._hang_timeout_s is not None
 
-    def _contexts(self, ranks: Sequence[_Rank], started: Sequence[_Rank]) -> list[WorkerContext]:
+    def _contexts(self, ranks: Sequence[Rank], started: Sequence[Rank]) -> list[WorkerContext]:
         count, width = len(ranks), self.settings.places_per_worker
         if width > 1:
             asked = {rank.number for rank in started}
@@ -360,20 +316,20 @@ class RayWorkerGroup(HostGroup):
         shared = replace(self._context, world_size=count, master_address=first.facts.address, master_port=port)
         return [replace(shared, rank=n) for n in range(count)]
 
-    def _wide_context(self, rank: _Rank) -> WorkerContext:
+    def _wide_context(self, rank: Rank) -> WorkerContext:
         """Of a worker that spreads over several places, perhaps of several nodes."""
         share = self.settings.share
         own, *further = [list(places) for _, places in groupby(self._places_of(rank.number), attrgetter("node"))]
-        gpus = (*rank.facts.gpus, *self._cluster.gpus_of(own[1:], share))
-        log = self._log(rank.number)
+        gpus = (*rank.facts.gpus, *self.cluster.gpus_of(own[1:], share))
+        log = self.settings.log(rank.number)
         logs = [log and log.with_stem(f"{log.stem}-node-{n}") for n in range(1, 1 + len(further))]
         starters = tuple(self._starter(file, places[0]) for file, places in zip(logs, further, strict=True))
-        further_gpus = tuple(self._cluster.gpus_of(places, share) for places in further)
+        further_gpus = tuple(self.cluster.gpus_of(places, share) for places in further)
         return replace(self._context, gpus=gpus, further_nodes=starters, further_gpus=further_gpus)
 
     # Waiting
 
-    def _gather(self, what: str, calls: Mapping[_Rank, Any]) -> dict[int, Any]:
+    def _gather(self, what: str, calls: Mapping[Rank, Any]) -> dict[int, Any]:
         """Results by rank number, in the order of ``calls``; the first failure ends the wait."""
         deadline = time.monotonic() + self._timeout_s
         pending = {reference: rank for rank, reference in calls.items()}
@@ -391,7 +347,7 @@ class RayWorkerGroup(HostGroup):
             results |= zip((rank.number for rank in ranks), self._values(what, others, ready), strict=True)
         return {rank.number: results[rank.number] for rank in calls}
 
-    def _values(self, what: str, ranks: dict[Any, _Rank], ready: Sequence[Any]) -> list[Any]:
+    def _values(self, what: str, ranks: dict[Any, Rank], ready: Sequence[Any]) -> list[Any]:
         """The results behind references that are ready, all at once; one by one only to find the rank that failed."""
         try:
             found: list[Any] = ray.get(list(ready))
@@ -399,7 +355,7 @@ class RayWorkerGroup(HostGroup):
         except RayError:
             return [self._read(what, ranks.pop(one), partial(ray.get, one), ranks) for one in ready]
 
-    def _read(self, what: str, rank: _Rank, get: Callable[[], Any], others: Mapping[Any, _Rank]) -> Any:
+    def _read(self, what: str, rank: Rank, get: Callable[[], Any], others: Mapping[Any, Rank]) -> Any:
         """The result of a call by ``get``, or its error with the rank's name."""
         try:
             return get()
@@ -407,9 +363,7 @@ class RayWorkerGroup(HostGroup):
             if fate_of(error) == "worker":
                 raise self._lost(what, rank, error) from error
             if not isinstance(error, RayTaskError):
-                raise ResourceError(
-                    f"{self._who(rank)}, {what}: {in_words(error)}", fix=FIXES[fate_of(error)]
-                ) from error
+                raise ResourceError(f"{rank.who}, {what}: {in_words(error)}", fix=FIXES[fate_of(error)]) from error
             cause = error.cause if isinstance(error.cause, Exception) else error
             is_told = isinstance(cause, WorkerLostError)  # whose loss it is
             failure = None if is_told else failure_in(str(cause), str(error))
@@ -423,17 +377,17 @@ class RayWorkerGroup(HostGroup):
             missing = _MISSING_MODULE.search(str(cause))
             if missing and find_spec(missing[1]) is not None:
                 raise BackendError(
-                    f"{self._who(rank)} cannot import {missing[1]!r}, which this process can",
+                    f"{rank.who} cannot import {missing[1]!r}, which this process can",
                     fix="install it as a package on every node, or put it beside the script that starts the run",
                 ) from error
             # A rank whose peer has died fails with whatever its communication library says: find the peer.
             self._raise_if_lost(what, others)
             raise ForeignError(
-                f"{self._who(rank)} raised {type(cause).__name__} in {what}: {cause}",
-                fix=f"the original traceback is below (--debug){self._where_log(rank)}",
+                f"{rank.who} raised {type(cause).__name__} in {what}: {cause}",
+                fix=f"the original traceback is below (--debug){rank.where_log}",
             ) from error
 
-    def _raise_if_lost(self, what: str, others: Mapping[Any, _Rank]) -> None:
+    def _raise_if_lost(self, what: str, others: Mapping[Any, Rank]) -> None:
         deadline = time.monotonic() + BLAME_S
         waiting = list(others)
         while waiting:
@@ -448,72 +402,39 @@ class RayWorkerGroup(HostGroup):
 
     # Errors
 
-    def _who(self, rank: _Rank) -> str:
-        facts = rank.facts
-        process = f" (process {facts.pid} on {facts.host})" if facts.pid else f" ({facts.host})"
-        return f"{self.settings.name} rank {self.settings.first + rank.number}{process}"
-
-    def _lost(self, what: str, rank: _Rank, error: RayError) -> WorkerLostError:
+    def _lost(self, what: str, rank: Rank, error: RayError) -> WorkerLostError:
         rank.is_lost = True
         why = "" if isinstance(error, RayActorError) else f" ({in_words(error)})"
-        failure = failure_in(self._log_end(rank))
+        failure = failure_in(rank.log_end)
         if failure is not None:  # torch ends the process of a rank whose collective timed out
             return self._failed(f"{what}, which ended it", rank, failure)
         return WorkerLostError(
-            f"{self._who(rank)} died during {what}{why}{self._log_tail(rank)}",
+            f"{rank.who} died during {what}{why}{rank.log_tail}",
             fix="if it was killed for memory, lower policy.microbatch_tokens or generation limits; "
-            f"the run replaces lost workers up to cluster.max_restarts times{self._where_log(rank)}",
+            f"the run replaces lost workers up to cluster.max_restarts times{rank.where_log}",
         )
 
-    def _failed(self, what: str, rank: _Rank, failure: Failure) -> WorkerLostError:
+    def _failed(self, what: str, rank: Rank, failure: Failure) -> WorkerLostError:
         """``rank`` is lost for a failure that is not its code's."""
         rank.is_lost = True
-        return failure.error(self._who(rank), what, self._where_log(rank))
+        return failure.error(rank.who, what, rank.where_log)
 
-    def _hung(self, what: str, ranks: Sequence[_Rank]) -> WorkerHungError:
+    def _hung(self, what: str, ranks: Sequence[Rank]) -> WorkerHungError:
         for rank in ranks:
             rank.is_lost = True
-        who = ", ".join(self._who(rank) for rank in ranks)
+        who = ", ".join(rank.who for rank in ranks)
         return WorkerHungError(
-            f"the driver waited {self._timeout_s:.0f} s for {what} on {who}{self._log_tail(ranks[0])}",
+            f"the driver waited {self._timeout_s:.0f} s for {what} on {who}{ranks[0].log_tail}",
             fix="raise cluster.worker_timeout_s if the work takes that long; else look at the log for what it waits "
-            f"for{self._where_log(ranks[0])}",
+            f"for{ranks[0].where_log}",
         )
 
-    def _stuck(self, what: str, ranks: Sequence[_Rank], hang: Hang) -> WorkerHungError:
+    def _stuck(self, what: str, ranks: Sequence[Rank], hang: Hang) -> WorkerHungError:
         for rank in ranks:
             rank.is_lost = True
-        names = {rank.number: self._who(rank) for rank in ranks}
-        logs = {rank.number: self._where_log(rank) for rank in ranks}
+        names = {rank.number: rank.who for rank in ranks}
+        logs = {rank.number: rank.where_log for rank in ranks}
         return hang.error(what, names, logs[hang.missing[0]])
-
-    def _log(self, number: int) -> Path | None:
-        folder = self.settings.log_folder
-        return folder and folder / f"{self.settings.name.replace(' ', '-')}-{self.settings.first + number}.log"
-
-    def _log_size(self, number: int) -> int:
-        log = self._log(number)
-        return log.stat().st_size if log is not None and log.is_file() else 0
-
-    def _log_end(self, rank: _Rank) -> str:
-        """What this worker wrote last, and none before it."""
-        log, size = self._log(rank.number), self._log_size(rank.number)
-        if log is None or size <= rank.log_from:
-            return ""
-        with log.open("rb") as file:
-            file.seek(max(rank.log_from, size - LOG_CAUSE_BYTES))
-            return file.read().decode(errors="replace")
-
-    def _log_tail(self, rank: _Rank) -> str:
-        log = self._log(rank.number)
-        if log is None or not log.is_file():
-            return ""
-        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
-        return "; its last output:\n" + "\n".join(f"    | {line}" for line in lines) if lines else ""
-
-    def _where_log(self, rank: _Rank) -> str:
-        log = self._log(rank.number)
-        return f"; log: {log}" if log is not None and log.is_file() else ""
 
 
 def _runtime_env(cluster: ClusterConfig, python: Path | None) -> dict[str, Any] | None:
@@ -524,17 +445,6 @@ def _runtime_env(cluster: ClusterConfig, python: Path | None) -> dict[str, Any] 
     if python is not None:
         found["py_executable"] = str(python)
     return found or None
-
-
-def _is_dead(rank: _Rank) -> bool:
-    """Ray knows that the process is gone. One that is busy does not answer in time, and is not lost for it."""
-    try:
-        ray.get(rank.actor.facts.remote(), timeout=BLAME_S)
-    except ray.exceptions.GetTimeoutError:
-        return False
-    except ray.exceptions.RayError:
-        return True
-    return False
 
 
 def _shared(shard: Any, ranks: int) -> Any:

@@ -205,7 +205,8 @@ class VllmGeneration:
 
 
 def _on_cluster(cluster: RayVirtualCluster, generation: GenerationConfig, policy: PolicyConfig) -> GenerationPolicy:
-    from nemorl.resources.ray_workers import GroupSettings, RayWorkerGroup
+    from nemorl.resources.ray_ranks import GroupSettings
+    from nemorl.resources.ray_workers import RayWorkerGroup
 
     settings = GroupSettings(name="generation", is_spmd=False)
     return GenerationPolicy(RayWorkerGroup(cluster, GenerationFactory(generation, policy, None), settings=settings))

@@ -102,13 +102,8 @@ def add(
     if as_json:
         echo_json({"added": names}, indent=2)
     else:
-        are = (
-            "is wanted"
-            if url is not None
-            else "have devices and are being started"
-            if len(names) > 1
-            else ("has a device and is being started")
-        )
+        started = "have devices and are" if len(names) > 1 else "has a device and is"
+        are = "is wanted" if url is not None else f"{started} being started"
         say(f"{', '.join(names)} {are}; `nemorl engines list {run}` says when they are ready")
 
 

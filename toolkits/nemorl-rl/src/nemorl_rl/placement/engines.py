@@ -177,11 +177,12 @@ class RolloutResources(TenantResources):
 
     @contextmanager
     def _absent(self, group: WorkerGroup, factory: GenerationFactory, policy: GenerationPolicy) -> Iterator[None]:
-        if not self.launcher.is_displaced(group):
+        drains = self.launcher.drains
+        if drains is None or not drains.is_displaced(group):
             yield
             return
         with policy.replacing():
-            self.launcher.retire(group)
+            drains.retire(group)
             if self._tenancy is not None:
                 self._tenancy.dismiss(ENGINE)
             yield
