@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import ray
+from typing import TYPE_CHECKING, Any
 
 from nemorl.resources.ray_actor import WorkerFacts
-from nemorl.resources.ray_cluster import Place
+
+if TYPE_CHECKING:
+    from nemorl.resources.ray_cluster import Place
 
 LOG_LINES = 8
 """Lines of a lost worker's log shown in the error."""
@@ -73,6 +73,8 @@ class Rank:
 
     def is_dead(self, wait_s: float) -> bool:
         """Ray knows that the process is gone. One that is busy does not answer in time, and is not lost for it."""
+        import ray
+
         try:
             ray.get(self.actor.facts.remote(), timeout=wait_s)
         except ray.exceptions.GetTimeoutError:
