@@ -1,11 +1,15 @@
 """Seconds that a run loses when half, or all, of its engines are killed, and that an added engine takes to work.
 
     python benchmarks/elastic_engines.py [--engines 2] [--steps 12] [--tokens 64]
+    python benchmarks/elastic_engines.py --lend 3 [--steps 12] [--tokens 64]
 
 Synchronous GRPO of a tiny model on a private Ray of this machine; engines are killed 0.1 s after step 4 began.
 ``step``: the median of undisturbed steps of the same run. ``struck``: the step in which they were killed. ``lost``: its
 excess over ``step``, and that of the steps until they are back. ``same``: numbers and weights equal those of the
 undisturbed run.
+
+With ``--lend N``: one trainer and one engine, without and with another engine on the trainer's device
+(``cluster.lend_training_devices``), N times each in turn. ``step`` as above, and ``rollout`` of it.
 """
 
 from __future__ import annotations
@@ -65,10 +69,14 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--lend", type=int, default=0, metavar="N")
     arguments = parser.parse_args()
     engines = arguments.engines
     with tempfile.TemporaryDirectory() as place:
         model = write_tiny_model(Path(place) / "model")
+        if arguments.lend:
+            lend(model, Path(place), arguments)
+            return
         quiet = Clock()
         wanted = outcome(run(model, Path(place) / "quiet", quiet, arguments, engines))
         print(json.dumps({"run": "undisturbed", "step": round(statistics.median(quiet.steps_s[1:]), 3)}), flush=True)
@@ -81,13 +89,33 @@ def main() -> None:
         print(json.dumps({"run": "one added", "start": clock.starts_s[0], "same": found == wanted}), flush=True)
 
 
+def lend(model: Path, place: Path, arguments: argparse.Namespace) -> None:
+    """Print both layouts, in pairs."""
+    ratios, outcomes = [], []
+    for number in range(arguments.lend):
+        seconds = {}
+        for name, more in (("apart", {}), ("lent", {"lend_training_devices": True, "take_turns": True})):
+            clock = Clock()
+            result = run(model, place / f"{name}-{number}", clock, arguments, 1, **more)
+            rollouts = [record["timing/train/generation"] for record in result.history if "train/loss" in record]
+            step, rollout = statistics.median(clock.steps_s[1:]), statistics.median(rollouts[1:])
+            print(json.dumps({"run": name, "step": round(step, 3), "rollout": round(rollout, 3)}), flush=True)
+            seconds[name] = step
+            outcomes.append(outcome(result))
+        ratios.append(seconds["apart"] / seconds["lent"])
+    is_same = all(found == outcomes[0] for found in outcomes)
+    print(json.dumps({"speedup": round(statistics.median(ratios), 2), "of": ratios, "same": is_same}), flush=True)
+
+
 def kill(pids: list[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
 
 
-def run(model: Path, run_dir: Path, clock: Clock, arguments: argparse.Namespace, engines: int) -> TrainResult:
-    cluster = {"workers_per_node": 1 + engines, "colocated": False, "generation_workers": engines}
+def run(
+    model: Path, run_dir: Path, clock: Clock, arguments: argparse.Namespace, engines: int, **more: Any
+) -> TrainResult:
+    cluster = {**more, "workers_per_node": 1 + engines, "colocated": False, "generation_workers": engines}
     config = GRPOConfig(
         model=str(model),
         policy={"init": "random", "optimizer": {"lr": 1e-3}, "max_sequence_tokens": 2 * arguments.tokens},

@@ -142,6 +142,19 @@ MODELS_AND_PLUGINS = [
         {"cluster": {"workers_per_node": 2, "colocated": False, "generation_workers": 2}},
         "cluster.generation_workers",
     ),
+    (
+        "devices that are shared anyhow, lent",
+        {"cluster": {"lend_training_devices": True}},
+        "cluster.lend_training_devices",
+    ),
+    (
+        "devices that are never idle, lent",
+        {
+            "cluster": {"workers_per_node": 2, "colocated": False, "lend_training_devices": True},
+            "rollouts": {"mode": "async"},
+        },
+        "cluster.lend_training_devices",
+    ),
     ("an address in one process", {"cluster": {"launcher": "local", "address": "auto"}}, "cluster.address"),
     ("half of TLS", {"cluster": {"security": {"tls_ca": __file__}}}, "cluster.security.tls_certificate"),
     (

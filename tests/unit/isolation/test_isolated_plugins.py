@@ -383,7 +383,7 @@ def test_a_run_uses_isolated_parts_and_records_them(registry: Registry, tiny_mod
     (iso,) = [plugin for plugin in recorded if plugin["distribution"] == "acme-iso"]
     assert (iso["version"], len(iso["files_sha256"])) == ("2.5", 64)
     assert iso["parts"] == ["datasets:iso_sums", "environments:length", "loggers:iso_lines"]
-    toolkits = {f"nemorl-{name}" for name in ("tensors", "rl", "trust", "cli", "testing")}
+    toolkits = {f"nemorl-{name}" for name in ("tensors", "media", "rl", "trust", "cli", "testing")}
     assert {plugin.distribution for plugin in locked_plugins(config)} - toolkits == {
         "acme-iso",
         "nemorl-core",

@@ -365,6 +365,23 @@ def test_a_config_is_judged_for_the_devices_that_are_asked_for(config_file: Path
         assert "that leaves a rest" in str(done.exception)
 
 
+def test_devices_of_training_that_are_lent_sample_and_take_turns_for_it(config_file: Path, tmp_path: Path) -> None:
+    sizes = ("--model-config", tmp_path / "config.json", "--json")
+    apart = ("generation.backend=vllm", "cluster.colocated=false", "cluster.generation_workers=4")
+
+    def planned(*changes: str) -> dict[str, Any]:
+        done = called(config_file, "--gpus", "8xH100", *sizes, *apart, *changes)
+        assert done.exit_code == 0, done.output
+        found: dict[str, Any] = json.loads(done.output)["present"]
+        return found
+
+    alone, lent = planned(), planned("cluster.lend_training_devices=true")
+    before, after = ({part["name"]: part["seconds"] for part in plan["phases"]} for plan in (alone, lent))
+    assert after["decoding"] < before["decoding"]
+    assert after["prefill"] == pytest.approx(before["prefill"] / 2, rel=0.01)  # 8 engines in place of 4
+    assert after.keys() - before.keys() == {"taking turns"}
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

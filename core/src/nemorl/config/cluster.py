@@ -77,6 +77,9 @@ class ClusterConfig(Config):
     """Models that share devices leave their memory while others work: the engine sleeps while the policy trains, whose
     weights and optimizer state wait in the host's memory while it generates. Unset: on GPUs where they do not all fit
     at once, if both backends can and the engine has weights of its own."""
+    lend_training_devices: bool = False
+    """Engines apart get help while the trainer waits for rollouts: engines on its devices, which sleep while it works.
+    For ``colocated: false`` without overlap (``rollouts.mode: sync``)."""
     generation_workers: int | None = Field(None, ge=1, le=100_000)
     """Generation engines. Unset: colocated, as many as fit the devices; apart, one. Apart, they take their devices from
     those given above and training has the rest."""
@@ -144,6 +147,11 @@ class ClusterConfig(Config):
         return f"{self.accelerator}:0" if self.uses_gpus else "cpu"
 
     @property
+    def shares_devices(self) -> bool:
+        """Whether training and generation are on the same devices, all of them or the trainer's."""
+        return self.colocated or self.lend_training_devices
+
+    @property
     def weight_distance(self) -> Distance:
         """How far weights travel from training to generation."""
         if not self.uses_ray:
@@ -167,6 +175,9 @@ class ClusterConfig(Config):
         yield from super().problems()
         if self.gpus_per_node and self.workers_per_node:
             yield ConfigIssue("workers_per_node", "with GPUs there is one worker per GPU", "remove it")
+        if self.lend_training_devices and self.colocated:
+            message = "colocated engines are on the trainer's devices already"
+            yield ConfigIssue("lend_training_devices", message, "remove it, or set colocated: false")
         if self.launcher == "local":
             yield from self._local_problems()
         elif self.num_nodes > 1 and self.address is None:

@@ -7,10 +7,10 @@ never satisfy is refused at once with what there is; one that waits for other jo
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import ray
 from ray.exceptions import RayError
@@ -39,6 +39,23 @@ class Place:
     @property
     def strategy(self) -> PlacementGroupSchedulingStrategy:
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.index)
+
+
+class Places(Protocol):
+    """Where the workers of a group are put, and the share of each place that an engine there reserves."""
+
+    @property
+    def config(self) -> ClusterConfig: ...
+    @property
+    def bundle(self) -> Mapping[str, float]: ...
+    @property
+    def places(self) -> list[Place]: ...
+    @property
+    def share(self) -> float: ...
+    @property
+    def world_size(self) -> int: ...
+
+    def gpus_of(self, places: Sequence[Place], share: float) -> tuple[str, ...]: ...
 
 
 class RayVirtualCluster:
@@ -98,6 +115,8 @@ class RayVirtualCluster:
             for node, (group, count) in enumerate(zip(self._groups, self._counts, strict=True))
             for index in range(count)
         ]
+
+    share = 1.0
 
     @classmethod
     def single_places(cls, count: int, config: ClusterConfig, *, devices_per_worker: int, role: str) -> list[Self]:

@@ -11,7 +11,7 @@ from nemorl.config.cluster import ClusterConfig
 from nemorl.config.models import GenerationConfig, Placement
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
-from nemorl.resources.ray_cluster import RayVirtualCluster
+from nemorl.resources.ray_cluster import Places, RayVirtualCluster
 from nemorl.resources.ray_drain import DrainWatch, draining_nodes, settle
 from nemorl.resources.ray_errors import lost_cluster_named, token_of_the_driver_alone_named
 from nemorl.resources.ray_ranks import GroupSettings
@@ -36,11 +36,10 @@ class RayLauncher:
         self._stack = ExitStack()
         cluster, sampler = config.cluster, config.sampler
         width = 1 if sampler is None else sampler.backend.devices_per_replica
-        is_shared = sampler is not None and cluster.colocated and not placement.is_attached
+        is_shared = sampler is not None and cluster.shares_devices and not placement.is_attached
         self._log_folder = log_folder
         # Groups on one place take turns: each reserves an equal part of it.
         self._training_share = 1.0 / (1 + len(config.auxiliary_models) + is_shared)
-        self._generation_share = self._training_share if is_shared else 1.0
         with ExitStack() as undo:
             undo.callback(self.close)
             self._stack.callback(RaySession(cluster).close)
@@ -49,7 +48,7 @@ class RayLauncher:
             self._training = RayVirtualCluster([count for count in training if count], cluster, role="training")
             self._stack.callback(self._training.shutdown)
             self._generation, self._engine_places = self._training, width
-            self.has_single_engines = 0 < width <= cluster.devices_per_node and apart > 0 and not placement.takes_turns
+            self.has_single_engines = 0 < width <= cluster.devices_per_node and apart > 0
             self._unused: list[RayVirtualCluster] = []
             if self.has_single_engines:
                 self._unused = self._single_places(apart // width, cluster)
@@ -82,7 +81,7 @@ class RayLauncher:
         width = self._sampler.backend.devices_per_replica
         settings = replace(
             self._engine_settings(name),
-            share=self._generation_share,
+            share=self._training_share if self._generation is self._training else 1.0,
             places_per_worker=self._engine_places,
             workers=self._config.cluster.generation_replicas(width),
         )
@@ -95,10 +94,21 @@ class RayLauncher:
         cluster = self._config.cluster.model_copy(update={"placement_timeout_s": wait_s})
         return self._single_places(1, cluster)[0]
 
+    @property
+    def training_places(self) -> tuple[RayVirtualCluster, float]:
+        """The trainer's, and the part of each that every group there reserves."""
+        return self._training, self._training_share
+
     @token_of_the_driver_alone_named()
-    def start_engine(self, devices: RayVirtualCluster, factory: WorkerFactory, name: str, number: int) -> WorkerGroup:
-        """An engine on devices of ``reserve_engine``, as a group of one."""
-        settings = replace(self._engine_settings(name), first=number)
+    def start_engine(self, devices: Places, factory: WorkerFactory, name: str, number: int) -> WorkerGroup:
+        """An engine on all of these devices, as a group of one."""
+        settings = replace(
+            self._engine_settings(name),
+            first=number,
+            share=devices.share,
+            places_per_worker=devices.world_size,
+            workers=1,
+        )
         return RayWorkerGroup(devices, factory, self._context, settings)
 
     def _single_places(self, count: int, cluster: ClusterConfig) -> list[RayVirtualCluster]:
@@ -139,7 +149,7 @@ class RayLauncher:
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
         with lost_cluster_named():
-            if self.drains is not None:
+            if self.drains is not None and isinstance(group.cluster, RayVirtualCluster):
                 settle(group.cluster)
             group.restart(factory)
 

@@ -32,7 +32,7 @@ from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError
 from nemorl.resources.failure_texts import Failure, failure_in
 from nemorl.resources.heartbeat import Hang
 from nemorl.resources.ray_actor import WorkerFacts, start_worker
-from nemorl.resources.ray_cluster import Place, RayVirtualCluster
+from nemorl.resources.ray_cluster import Place, Places
 from nemorl.resources.ray_errors import FIXES, fate_of, in_words
 from nemorl.resources.ray_pulses import Pulses
 from nemorl.resources.ray_ranks import GroupSettings, Rank, log_size
@@ -66,7 +66,7 @@ class RayWorkerGroup(HostGroup):
 
     def __init__(
         self,
-        cluster: RayVirtualCluster,
+        cluster: Places,
         worker_class: WorkerFactory,
         context: WorkerContext | None = None,
         settings: GroupSettings | None = None,

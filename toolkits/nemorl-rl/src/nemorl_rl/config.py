@@ -324,7 +324,7 @@ class RolloutRunConfig(RunConfig):
     def _turn_problems(self) -> Iterator[ConfigIssue]:
         if not self.cluster.take_turns:
             return
-        if not self.cluster.colocated:
+        if not self.cluster.shares_devices:
             message = "generation has devices of its own: nobody takes turns with it"
             yield ConfigIssue("cluster.take_turns", message, "remove it, or set colocated: true")
             return
@@ -403,6 +403,10 @@ class RolloutRunConfig(RunConfig):
             if issubclass(carrier, PlacedTransportConfig):
                 yield from carrier.place_problems(self.cluster)
         overlaps = self.rollouts.mode == "async" and self.rollouts.max_staleness > 0
+        if overlaps and self.cluster.lend_training_devices:
+            message = "training overlaps with generation (rollouts.mode: async): its devices are not idle"
+            fix = "remove it, or set rollouts.mode: sync"
+            yield ConfigIssue("cluster.lend_training_devices", message, fix)
         if overlaps and (not self.cluster.uses_ray or self.cluster.colocated):
             yield ConfigIssue(
                 "rollouts.mode",

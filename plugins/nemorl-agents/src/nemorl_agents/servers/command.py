@@ -30,7 +30,7 @@ Address = Annotated[
     str | None, typer.Argument(help="Address of a server, e.g. https://node7:8000.", show_default=False)
 ]
 SERVER_COLUMNS = ("url", "state", "weights", "in_progress", "served", "lost", "load_s", "trouble")
-OWN_COLUMNS = ("name", "state", "in_progress", "served", "lost", "start_s", "trouble")
+OWN_COLUMNS = ("name", "state", "lent", "in_progress", "served", "lost", "start_s", "trouble")
 ANSWER_S, EACH_S = 60.0, 10.0
 """Longest wait for the run's answer, and what is added for each engine that it is to find devices for."""
 

@@ -101,7 +101,7 @@ def _flops_per_s(scene: Scene, element: int) -> float:
 
 def _prefill(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     work = scene.work
-    prompts = work.sequences / work.group / engines.replicas
+    prompts = work.sequences / work.group / scene.sampling_engines
     flops = prompts * engines.geometry.forward_flops(work.prompt_tokens, 1, work.prompt_tokens**2)
     speed = _flops_per_s(scene, engines.element) * found.prefill * engines.tensor
     seconds = flops / speed
@@ -116,7 +116,7 @@ def _decoding(scene: Scene, engines: Engines, found: Efficiencies) -> Phase:
     as many, while rows of the next ones fill its place.
     """
     work, g, t = scene.work, engines.geometry, engines.tensor
-    rows = max(1.0, work.sequences / engines.replicas)
+    rows = max(1.0, work.sequences / scene.sampling_engines)
     depth = scene.staleness if scene.is_async else 1
     tail = max(0.0, work.longest_response - work.response_tokens) / depth
     context = work.prompt_tokens + work.response_tokens / 2

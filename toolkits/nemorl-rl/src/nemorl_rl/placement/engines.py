@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from nemorl.contracts import GenerationBackend, TrainingBackend
 
     from nemorl_rl.placement.fleet import EngineFleet
+    from nemorl_rl.placement.lent_engines import LentEngines
 
 Revive = Callable[[WorkerLostError], None]
 """Has a lost engine replaced, or raises the error that it is given."""
@@ -128,7 +129,7 @@ class RolloutResources(TenantResources):
             with self._during(SYNC):
                 engine = AttachedEngineFactory(generation, config.policy)
                 attached = self.launcher.attached_group(self.training, engine)
-            self._admit_engine(attached)
+            self._admit_engine(EngineTenant(attached))
             # Lost with its trainer, and replaced with it: there is nothing to revive alone.
             return GenerationPolicy(attached, turn=self._during, on_update=self._has_new_weights)
         weights = self.weight_handle(version=0) if self.training is not None else None
@@ -162,7 +163,7 @@ class RolloutResources(TenantResources):
         """Engines whose number stays; all wait for a lost one's replacement."""
         with self._during(SYNC):
             group = self.own(self.launcher.engine_group(factory, name))
-        self._admit_engine(group)
+        self._admit_engine(EngineTenant(group))
 
         def revive(error: WorkerLostError) -> None:
             self.count_restart(error)
@@ -172,7 +173,7 @@ class RolloutResources(TenantResources):
 
     def _begin_anew(self, group: WorkerGroup, factory: GenerationFactory) -> None:
         self.launcher.restart(group, replace(factory, weights=self._newest()))
-        self._admit_engine(group)
+        self._admit_engine(EngineTenant(group))
         self._withdraw()
 
     @contextmanager
@@ -214,6 +215,13 @@ class RolloutResources(TenantResources):
         )
         self.own(fleet)
         fleet.start(cluster.generation_replicas(self.config.generation.backend.devices_per_replica))
+        if cluster.lend_training_devices:
+            from nemorl_rl.placement.lent_engines import LentEngines, LentPlaces
+
+            trainer, share = self.launcher.training_places
+            lent = LentEngines(fleet, partial(self._during, SYNC))
+            fleet.lend(LentPlaces.of(trainer, self.config.generation.backend.devices_per_replica, share), lent)
+            self._admit_engine(lent)
         self._fleet = fleet
         FleetKeeper(fleet, self._scratch / FOLDER.name, lambda: {"backend": name, "weights": self._version})
         return fleet, fleet.await_engine
@@ -262,7 +270,7 @@ class RolloutResources(TenantResources):
 
     def _withdraw(self) -> None:
         """Every engine has the published weights: the memory that they take on a device shared with it is released."""
-        is_lent = self.placement.copies_on_device and self.config.cluster.colocated
+        is_lent = self.placement.copies_on_device and self.config.cluster.shares_devices
         if is_lent and self._published is not None:
             assert self.training is not None, "somebody published them"
             if self.placement.spreads_weights:
@@ -279,9 +287,8 @@ class RolloutResources(TenantResources):
             return self.weight_handle(self._version)
         return self._published
 
-    def _admit_engine(self, workers: WorkerGroup) -> None:
+    def _admit_engine(self, tenant: EngineTenant | LentEngines) -> None:
         if self._tenancy is not None and "sleep" in self.config.generation.backend.supports:
-            tenant = EngineTenant(workers)
             forgets = {TRAIN: tenant.forget} if self._forgets else None
             self._tenancy.admit(ENGINE, tenant, ("weights", "cache"), forgets=forgets)
 

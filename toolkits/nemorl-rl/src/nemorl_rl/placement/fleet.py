@@ -25,7 +25,7 @@ from nemorl.weights import Digested, Form, WeightHandle
 if TYPE_CHECKING:
     from nemorl.resources.ray_actor import WorkerFacts
 
-from nemorl_rl.placement.fleet_engine import Devices, Engine, Source, State, first_line
+from nemorl_rl.placement.fleet_engine import Devices, Engine, Host, Source, State, first_line
 
 MOST_THREADS = 4096
 """Calls that wait for engines at the same time."""
@@ -108,19 +108,26 @@ class EngineFleet:
         Raises:
             WorkerLostError: None is left.
         """
+        found = self._answers(lambda engine: True, verb, args, kwargs)
+        if not found:
+            raise self._deserted()
+        return found
+
+    def call_lent(self, verb: Verb[P, R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """As ``call``, of those on the trainer's devices, of which none need be left."""
+        return self._answers(lambda engine: engine.host is not None, verb, args, kwargs)
+
+    def _answers(self, who: Callable[[Engine], bool], verb: Verb[P, R], args: Any, kwargs: Any) -> list[R]:
+        found: list[R] = []
         with self._together:
-            called = [(engine, self._begun(engine)) for engine in self._in("ready", "leaving")]
-            answers = [self._pool.submit(self._call, engine, verb, args, kwargs) for engine, _ in called]
-            found: list[R] = []
-            for answer in answers:
+            called = [self._begun(engine) for engine in self._in("ready", "leaving") if who(engine)]
+            for answer in [self._pool.submit(self._call, engine, verb, args, kwargs) for engine in called]:
                 try:
                     found.append(answer.result())
                 except WeightsLostError:
                     raise
                 except WorkerLostError:
                     continue
-        if not found:
-            raise self._deserted()
         return found
 
     def _call(self, engine: Engine, verb: Verb[P, R], args: Any, kwargs: Any) -> R:
@@ -217,13 +224,19 @@ class EngineFleet:
 
     def start(self, size: int) -> None:
         """Begin with this many engines, all started at the same time."""
-        for _ in range(size):
-            self._engines.append(Engine(next(self._numbers), self._source.starter.reserve_engine(0.0)))
-        weights = self._source.newest()
-        begin_s = time.monotonic()
-        for start in [self._pool.submit(self._source.build, engine, weights) for engine in self._engines]:
-            start.result()
-        for engine in self._engines:
+        self._start([self._source.starter.reserve_engine(0.0) for _ in range(size)], None)
+
+    def lend(self, places: Sequence[Devices], host: Host) -> None:
+        """Start engines on these devices of the trainer as well."""
+        self._start(places, host)
+
+    def _start(self, places: Sequence[Devices], host: Host | None) -> None:
+        begin_s, engines = time.monotonic(), [Engine(next(self._numbers), devices, host) for devices in places]
+        self._engines += engines
+        with self._source.building(host) as weights:
+            for start in [self._pool.submit(self._source.build, engine, weights) for engine in engines]:
+                start.result()
+        for engine in engines:
             engine.state, engine.start_s = "ready", time.monotonic() - begin_s
 
     def add(self, size: int, wait_s: float) -> list[str]:
@@ -322,8 +335,7 @@ class EngineFleet:
         with self._changed:
             engine.in_progress += 1  # a start counts as work: who is told to leave meanwhile does so after it
         try:
-            with boundary(f"starting {engine.name}"):
-                weights = source.newest()
+            with boundary(f"starting {engine.name}"), source.building(engine.host) as weights:
                 try:
                     source.build(engine, weights)
                 except NemorlError:

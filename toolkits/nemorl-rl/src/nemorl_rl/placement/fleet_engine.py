@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -58,6 +59,18 @@ class Starter(Protocol):
         ...
 
 
+class Host(Protocol):
+    """The trainer, on whose devices engines sample while it has nothing to do."""
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Within it an engine has room to start."""
+        ...
+
+    def settle(self, workers: WorkerGroup) -> None:
+        """An engine has started: it keeps in memory what others of its kind have there."""
+        ...
+
+
 @dataclass(frozen=True)
 class Source:
     """What engines of a fleet are built from."""
@@ -70,6 +83,15 @@ class Source:
     newest: Callable[[], WeightHandle | None]
     """The newest weights."""
 
+    @contextmanager
+    def building(self, host: Host | None) -> Iterator[WeightHandle | None]:
+        """The newest weights, and room for engines of this host to start from them."""
+        if host is None:
+            yield self.newest()
+            return
+        with host.turn():
+            yield self.newest()
+
     def build(self, engine: Engine, weights: WeightHandle | None) -> None:
         """Start the process of an engine, or the one in a lost one's place."""
         factory = self.factory(weights)
@@ -77,6 +99,8 @@ class Source:
             engine.group = self.starter.start_engine(engine.devices, factory, self.name, engine.number)
         else:
             self.starter.restart(engine.group, factory)
+        if engine.host is not None:
+            engine.host.settle(engine.workers)
 
 
 @dataclass(eq=False)
@@ -85,6 +109,8 @@ class Engine:
 
     number: int
     devices: Devices
+    host: Host | None = None
+    """Of an engine on the trainer's devices"""
     state: State = "starting"
     group: WorkerGroup | None = None
     """Unset: it has not been built yet"""
@@ -125,6 +151,7 @@ class Engine:
         return {
             "name": self.name,
             "state": self.state,
+            "lent": self.host is not None,
             "in_progress": self.in_progress,
             "served": self.served,
             "lost": self.lost,

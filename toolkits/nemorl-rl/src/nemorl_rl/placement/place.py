@@ -39,7 +39,7 @@ def place(config: RolloutRunConfig) -> Placement:
         cluster.weight_distance,
         plugins=plugins,
         device=cluster.device,
-        colocated=cluster.colocated,
+        colocated=cluster.shares_devices,
     )
     carrier = None if transport is None else plugins.load("weight_transports", transport)
 
@@ -58,7 +58,7 @@ def place(config: RolloutRunConfig) -> Placement:
 
     # 5. Models take turns as asked; else on GPUs alone, where an engine has weights of its own and both can leave.
     can_leave = "offload" in training.supports and "sleep" in engine.supports
-    is_tight = cluster.colocated and cluster.uses_gpus and can_leave and not (is_attached or is_reader)
+    is_tight = cluster.shares_devices and cluster.uses_gpus and can_leave and not (is_attached or is_reader)
     turns = cluster.take_turns
     return Placement(
         is_attached=is_attached,

@@ -110,7 +110,7 @@ class TrainingTenant:
         self.workers.call(OffloadingBackend.onload, list(parts))
 
     def held_bytes(self) -> Mapping[MemoryPart, int]:
-        return _fullest(self.workers.call(OffloadingBackend.held_bytes))
+        return fullest(self.workers.call(OffloadingBackend.held_bytes))
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,12 @@ class EngineTenant:
         self.workers.call(SleepingBackend.wake, list(parts))
 
     def held_bytes(self) -> Mapping[MemoryPart, int]:
-        return _fullest(self.workers.call(SleepingBackend.held_bytes))
+        return fullest(self.workers.call(SleepingBackend.held_bytes))
 
 
-def _fullest(held_by_rank: Sequence[Mapping[MemoryPart, int]]) -> Mapping[MemoryPart, int]:
-    return max(held_by_rank, key=lambda held: sum(held.values()))
+def fullest(held_by_rank: Sequence[Mapping[MemoryPart, int]]) -> Mapping[MemoryPart, int]:
+    """What the fullest of several processes holds."""
+    return max(held_by_rank, key=lambda held: sum(held.values()), default={})
 
 
 Holdings = Mapping[str, Mapping[MemoryPart, int]]

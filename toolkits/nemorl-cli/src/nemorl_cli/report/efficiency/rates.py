@@ -34,7 +34,7 @@ class Devices:
         if sampler is None or cluster.colocated:
             return cls(cluster.world_size, cluster.world_size, cluster.world_size, are_shared=True, engines=engines)
         training = cluster.training_workers(width)
-        generation = cluster.world_size - training
+        generation = cluster.world_size - (0 if cluster.lend_training_devices else training)
         return cls(cluster.world_size, training, generation, are_shared=False, engines=engines)
 
 

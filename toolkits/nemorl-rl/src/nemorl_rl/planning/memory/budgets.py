@@ -92,7 +92,7 @@ def settled(scene: Scene) -> Scene:
     config leaves open are then as large as fits, up to what backends take by themselves."""
     if scene.turns is not None or not scene.can_take_turns:
         has_others = scene.engines is not None or scene.policy.has_reference or bool(scene.others)
-        found = replace(scene, takes_turns=bool(scene.turns) and scene.colocated and has_others)
+        found = replace(scene, takes_turns=bool(scene.turns) and scene.shares_devices and has_others)
     else:
         found = replace(scene, takes_turns=not fullest(replace(scene, takes_turns=False)).fits)
     is_open = any(model.policy.microbatch_tokens is None for model in scene.models)
@@ -138,7 +138,8 @@ def budgets(scene: Scene) -> dict[Phase, Budget]:
         lacks = engine.lacks if engine is not None and phase == ROLLOUT else 0.0
         found[phase] = Budget(phase, "training", held, (*work, *kept), moment, overhead, scene.capacity, lacks)
     if scene.engines is not None and not scene.colocated:
-        found = {ROLLOUT: _generation(scene), **found}
+        apart = _generation(scene)
+        found = {ROLLOUT: min(apart, found.pop(ROLLOUT, apart), key=lambda budget: budget.free), **found}
     return found
 
 
@@ -180,7 +181,7 @@ def _works(scene: Scene, engine: EngineMemory | None) -> Iterator[tuple[Phase, s
         yield from _works_of(model, scores=scene.work.old_frac > 0 or model is not scene.policy)
     engines = scene.engines
     if engines is not None and engines.has_own_weights:
-        yield SYNC, POLICY, "weight sync", (sync_buffers(scene, sends=True, receives=scene.colocated),)
+        yield SYNC, POLICY, "weight sync", (sync_buffers(scene, sends=True, receives=scene.shares_devices),)
 
 
 def _works_of(model: HeldModel, *, scores: bool) -> Iterator[tuple[Phase, str, str, Parts]]:

@@ -98,10 +98,16 @@ def applied(scene: Scene, choice: Choice) -> Scene:
             others=tuple(model.fed(scene.work) for model in others),
             engines=engines,
             colocated=choice.colocated,
+            lends=_lends(scene, choice),
             turns=choice.turns,
             is_async=choice.is_async,
         )
     )
+
+
+def _lends(scene: Scene, choice: Choice) -> bool:
+    """Training still has idle devices, if it lent them before."""
+    return scene.lends and not (choice.colocated or choice.is_async)
 
 
 def updated(config: AnyConfig, settings: Settings) -> AnyConfig:
@@ -223,6 +229,8 @@ def overrides(scene: Scene, choice: Choice) -> dict[str, object]:
     found |= {f"generation.backend.{key}": value for key, value in choice.sampling}
     if choice.colocated != now.colocated:
         found["cluster.colocated"] = choice.colocated
+    if scene.lends and not _lends(scene, choice):
+        found["cluster.lend_training_devices"] = False
     if choice.is_async != now.is_async:
         found[MODE] = "async" if choice.is_async else "sync"
     if choice.turns != now.turns:

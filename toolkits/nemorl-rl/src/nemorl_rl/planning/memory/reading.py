@@ -136,6 +136,7 @@ def scene_of(config: RunConfig, fleet: Fleet, sizes: Sizes, lengths: Lengths = E
             engines,
             work,
             colocated=not apart,
+            lends=apart and config.cluster.lend_training_devices,
             is_async=is_async,
             staleness=max(1, staleness),
             turns=config.cluster.take_turns,

@@ -31,6 +31,8 @@ class Scene:
     engines: Engines | None
     work: Work
     colocated: bool = True
+    lends: bool = False
+    """Engines apart have company on the devices of training, while these are idle"""
     is_async: bool = False
     staleness: int = 1
     """Steps over which a batch may be sampled, where that is done beside training"""
@@ -64,7 +66,18 @@ class Scene:
     @property
     def neighbours(self) -> Engines | None:
         """Engines on the devices of training."""
-        return self.engines if self.colocated else None
+        return self.engines if self.shares_devices else None
+
+    @property
+    def shares_devices(self) -> bool:
+        """Some engines are on the devices of training."""
+        return self.colocated or self.lends
+
+    @property
+    def sampling_engines(self) -> int:
+        """Those that share the prompts of a step."""
+        assert self.engines is not None, "the run samples"
+        return self.engines.replicas + (self.policy.ranks // self.engines.tensor if self.lends else 0)
 
     @property
     def can_take_turns(self) -> bool:
