@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import only
 
 FOLDER = Path(__file__).parents[1] / "simulated_device"
 WITHIN_S = 1200.0
@@ -26,7 +27,7 @@ def test_the_device_has_a_gpus_rules() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["test_engines.py", "test_simulated_runs.py"])
+@pytest.mark.parametrize("part", only("test_simulated_runs.py", of=("test_engines.py", "test_simulated_runs.py")))
 def test_engines_and_runs_keep_to_them(part: str) -> None:
     run(str(FOLDER / part))
 

@@ -84,6 +84,7 @@ def test_a_bounded_divergence_teaches_the_sums(teacher: Path, student: Path, tmp
     assert after["validation/accuracy"] > 0.7
 
 
+@pytest.mark.full
 def test_the_datasets_responses_teach_what_the_teacher_does_not_know(student: Path, tmp_path: Path) -> None:
     began = run(tmp_path / "ignorant", algorithm="sft", model=str(student), batch_size=4, max_steps=1)
     ignorant = began.run_dir / "model"
@@ -125,6 +126,7 @@ def test_a_student_of_other_tokens_learns_the_sums(teacher: Path, tmp_path: Path
     assert after["train/compared_frac"] > 0.8
 
 
+@pytest.mark.full
 def test_episodes_of_an_agent_that_forks_teach_what_the_teacher_would_have_said(
     teacher: Path, student: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from nemorl.config.load import load_config
 from nemorl_cli.console import Console
 from tiers import only
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(9) for b in range(9)]
 VARIANTS: dict[str, dict[str, Any]] = {

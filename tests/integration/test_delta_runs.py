@@ -11,6 +11,7 @@ import pytest
 from nemorl.errors import ConfigError
 from nemorl_cli.console import Console
 from recorded_messages import Raises
+from tiers import only
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(8)]
 OF_TIME_OR_TRANSPORT = ("timing/", "performance/", "system/", "train/weight_sync")
@@ -56,7 +57,7 @@ def run(model: Path, run_dir: Path, transport: str, **options: Any) -> tuple[lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rate", [1e-6, 1e-5])
+@pytest.mark.parametrize("rate", only(1e-6, of=(1e-6, 1e-5)))
 def test_a_run_with_changes_is_the_run_with_whole_weights(
     tiny_model: Path, tmp_path: Path, weights_folder: Path, rate: float
 ) -> None:

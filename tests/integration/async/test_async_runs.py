@@ -175,6 +175,7 @@ def test_a_stopped_run_continues_with_every_row_once(tiny_model: Path, tmp_path:
     assert max(ages) <= 1
 
 
+@pytest.mark.full
 def test_dynamic_sampling_trains_on_mixed_groups_only(tiny_model: Path, tmp_path: Path) -> None:
     result = train(tiny_model, tmp_path / "run", rollouts=ASYNC, dynamic_sampling=True, max_steps=4)
     assert set(curve(result, "train/baseline_reward/pct_mixed")) == {100.0}

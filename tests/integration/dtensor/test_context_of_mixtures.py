@@ -39,21 +39,21 @@ MIXTRAL, DEEPSEEK = "mixtral", "deepseek_v3"
 OWN = Way("cp2 own routes", 2, 2, "padded", QWEN, "own routes", options=REPLAYED)
 WAYS = (
     Way("cp2 balanced, recomputed", 2, 2, "padded", QWEN, "ragged", RECOMPUTED, BALANCED),
-    Way("cp2 biased, packed", 2, 2, "packed", DEEPSEEK, options=BIASED),
     Way("cp2 replayed, balanced, shared", 2, 2, "shared", QWEN, "routed branching", options=REPLAYED_BALANCED),
-    Way("cp2 replayed, biased, recomputed", 2, 2, "padded", DEEPSEEK, "routed", RECOMPUTED, REPLAYED_BIASED),
     OWN,
-    Way("cp2 short", 2, 2, model=QWEN, batch="short", options=BALANCED),
     Way("cp2 x ep2", 2, 2, model=QWEN, options=EP2, saves="cp2 x ep2"),
     Way("cp2 x ep2 host", 2, 2, model=QWEN, options={**EP2, **HOST}),
-    Way("cp2 x ep2 mixtral in float64", 2, 2, model=MIXTRAL, options={**EP2, **IN_DOUBLE}),
     Way("cp2 x ep2 replayed, biased", 2, 2, "packed", DEEPSEEK, "routed", options={**EP2, **REPLAYED_BIASED}),
-    Way("ring2 balanced, recomputed", 2, 2, "padded", QWEN, "ragged", RECOMPUTED, {**RING, **BALANCED}),
     Way("ring2 x ep2 replayed, biased", 2, 2, "packed", DEEPSEEK, "routed", options={**RING, **EP2, **REPLAYED_BIASED}),
     Way("dp2 x cp2 x ep2 balanced", 4, 2, model=QWEN, options={**EP2, **BALANCED}),
     Way("one -> dp2 x cp2 x ep2", 4, 2, "shared", QWEN, options=EP2, resumes="one"),
     *in_full(
         [
+            Way("cp2 biased, packed", 2, 2, "packed", DEEPSEEK, options=BIASED),
+            Way("cp2 short", 2, 2, model=QWEN, batch="short", options=BALANCED),
+            Way("cp2 x ep2 mixtral in float64", 2, 2, model=MIXTRAL, options={**EP2, **IN_DOUBLE}),
+            Way("cp2 replayed, biased, recomputed", 2, 2, "padded", DEEPSEEK, "routed", RECOMPUTED, REPLAYED_BIASED),
+            Way("ring2 balanced, recomputed", 2, 2, "padded", QWEN, "ragged", RECOMPUTED, {**RING, **BALANCED}),
             Way("ep2 replayed, balanced", 2, 1, "padded", QWEN, "routed", RECOMPUTED, {**EP2, **REPLAYED_BALANCED}),
             Way("ep2", 2, model=QWEN, options=EP2),
             Way("ep2 host", 2, model=QWEN, options={**EP2, **HOST}),

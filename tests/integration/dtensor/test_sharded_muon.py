@@ -15,7 +15,7 @@ from test_sharded_training import MODELS, TP, write_model
 from tiers import in_full
 from torch import Tensor
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 MUON: dict[str, Any] = {"optimizer": {**OPTIMIZER, "name": "muon"}}
 LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {

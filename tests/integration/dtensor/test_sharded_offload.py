@@ -59,6 +59,7 @@ def test_steps_and_checkpoints_are_the_same(tmp_path: Path) -> None:
         assert not differing(one, other)
 
 
+@pytest.mark.full
 def test_tensor_parallel_parameters_may_lie_on_the_host(tmp_path: Path) -> None:
     model = str(write_model(tmp_path / "model", {"tie_word_embeddings": True}))
     cases = [Case("tp2", model, 2, TP), Case("tp2 host", model, 2, TP, {"offload": OFFLOADS["everything"]})]

@@ -43,21 +43,21 @@ MIXTRAL, GLM, GPT_OSS, DEEPSEEK = "mixtral", "glm4_moe", "gpt_oss", "deepseek_v3
 WAYS = (
     # Two ranks: those that split the attention are those that divide the experts.
     Way("tp2, ep2", 2, model=QWEN, policy=TP2, options=EP2, saves="tp2, ep2"),
-    Way("tp2, ep2 balanced, recomputed", 2, model=GPT_OSS, policy=RECOMPUTED, options={**EP2, **BALANCED}),
     Way("tp2, ep2 biased, packed", 2, 1, "packed", GLM, policy=RECOMPUTED, options={**EP2, **BIASED}),
     Way("tp2, ep2 replayed, shared", 2, 1, "shared", QWEN, "routed branching", TP2, {**EP2, **REPLAYED}),
-    Way("tp2, ep2 latent, balanced", 2, model=DEEPSEEK, policy=RECOMPUTED, options={**EP2, **BALANCED}),
-    Way("tp2, ep2 latent keys", 2, 1, "packed", "latent keys", policy=TP2, options=EP2),
     Way("tp2, ep2 adapters", 2, model=GPT_OSS, policy=LORA, options={**EP2, **BALANCED}),
     # Four ranks: experts over two of the same tokens, over all, or twice over all.
-    Way("dp2 x tp2, ep2 balanced", 4, model=MIXTRAL, policy=TP2, options={**EP2, **BALANCED}),
     Way("dp2 x tp2, ep2 replayed", 4, 1, "padded", GLM, "routed", RECOMPUTED, {**EP2, **REPLAYED}),
     Way("one -> dp2 x tp2, ep4", 4, 1, "shared", QWEN, policy=TP2, options=EP4, resumes="one"),
-    Way("dp2 x tp2, ep4 biased", 4, model=GLM, policy=TP2, options={**EP4, **BIASED}),
-    Way("dp2 x tp2, ep4 short", 4, model=QWEN, batch="short", policy=TP2, options=EP4),
-    Way("tp4, ep2", 4, model="four heads", policy={"tensor_parallel_size": 4}, options=EP2),
     *in_full(
         [
+            Way("tp2, ep2 balanced, recomputed", 2, model=GPT_OSS, policy=RECOMPUTED, options={**EP2, **BALANCED}),
+            Way("tp2, ep2 latent, balanced", 2, model=DEEPSEEK, policy=RECOMPUTED, options={**EP2, **BALANCED}),
+            Way("tp2, ep2 latent keys", 2, 1, "packed", "latent keys", policy=TP2, options=EP2),
+            Way("dp2 x tp2, ep2 balanced", 4, model=MIXTRAL, policy=TP2, options={**EP2, **BALANCED}),
+            Way("dp2 x tp2, ep4 biased", 4, model=GLM, policy=TP2, options={**EP4, **BIASED}),
+            Way("dp2 x tp2, ep4 short", 4, model=QWEN, batch="short", policy=TP2, options=EP4),
+            Way("tp4, ep2", 4, model="four heads", policy={"tensor_parallel_size": 4}, options=EP2),
             Way("dp2 x tp2, ep4 latent, adapters", 4, model=DEEPSEEK, policy=LATENT_LORA, options={**EP4, **BALANCED}),
             Way("tp2, ep2 on the host", 2, model=QWEN, policy=TP2, options={**EP2, "offload": {"parameters": True}}),
             Way("dp2 x tp2, ep4 adapters", 4, model=MIXTRAL, policy=LORA, options=EP4),

@@ -15,7 +15,7 @@ import pytest
 from nemorl_ops.launch.ray_access import child_environment, make_access, own_access
 from nemorl_ops.launch.ray_part import RayPart, own_address
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.ray, pytest.mark.slow]
 
 
 @contextmanager

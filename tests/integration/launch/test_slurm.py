@@ -20,7 +20,7 @@ from nemorl_ops.launch.base import Launch
 from nemorl_ops.launch.prepare import Prepared, prepare
 from slurm_cluster import await_true, missing, slurm
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.ray, pytest.mark.slow]
 
 PLANTED = "hf_planted-value-0123456789"
 

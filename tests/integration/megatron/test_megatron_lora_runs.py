@@ -14,7 +14,7 @@ from nemorl_testing.models import tiny_model
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
-pytestmark = [pytest.mark.slow, pytest.mark.megatron]
+pytestmark = [pytest.mark.full, pytest.mark.slow, pytest.mark.megatron]
 
 VLLM = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")]
 SMALL_VLLM = {"name": "vllm", "kv_cache_gib": 0.1}

@@ -17,7 +17,7 @@ from nemorl_dtensor.model import load_model
 from nemorl_rl.models.tiny import write_tiny_model
 from spawned import run_calls
 
-pytestmark = [pytest.mark.megatron, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.megatron, pytest.mark.slow]
 
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, **HEADS}
 LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

@@ -11,7 +11,7 @@ from nemorl_cli.console import Console
 from nemorl_testing.models import load_reference, tiny_model
 from tiers import only
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
+pytestmark = [pytest.mark.full, pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(9) for b in range(9)]
 WATCHED = ("train/loss", "train/reverse_kl", "train/grad_norm", "train/total_num_tokens")

@@ -26,7 +26,7 @@ from nemorl_rl.callbacks import Callback
 from nemorl_rl.placement.fleet import EngineFleet
 from ray.cluster_utils import Cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.ray, pytest.mark.slow]
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(9) for b in range(9)]
 

@@ -59,6 +59,7 @@ def test_a_run_that_loses_all_of_them_waits_for_the_first_that_is_back(
 
 
 @pytest.mark.usefixtures("private_ray")
+@pytest.mark.full
 def test_an_asynchronous_run_that_loses_half_of_its_engines_skips_and_repeats_no_step(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ def awaited(look: Callable[[], Any], run: subprocess.Popen[bytes]) -> Any:
     return found
 
 
+@pytest.mark.full
 def test_engines_are_added_and_dropped_through_the_command_line_while_a_run_is_on(
     tiny_model: Path, tmp_path: Path
 ) -> None:

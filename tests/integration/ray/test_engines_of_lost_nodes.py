@@ -14,7 +14,7 @@ from elastic_runs import learnt, train, weights
 from forked_workers import begun_by
 from nemorl_rl.callbacks import Callback
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.ray, pytest.mark.slow]
 PATIENCE_S = 90.0
 STEPS = 8
 

@@ -67,6 +67,7 @@ def test_a_stopped_rank_is_named_and_its_group_begins_anew(tmp_path: Path, raise
         assert trainers.facts[1].pid != pid
 
 
+@pytest.mark.full
 def test_a_rank_that_sleeps_before_the_collective_is_named_with_its_line(tmp_path: Path, raises: Raises) -> None:
     with group(HANG_S, PATIENT_S, tmp_path) as trainers:
         pid = trainers.facts[0].pid
@@ -141,6 +142,7 @@ def trained(model: Path, run_dir: Path, *callbacks: Callback) -> list[dict[str, 
     return [{name: record[name] for name in ("step", "train/loss", "train/grad_norm")} for record in result.history]
 
 
+@pytest.mark.full
 def test_a_run_of_which_one_rank_stops_goes_on_as_if_nothing_had_been(tiny_model: Path, tmp_path: Path) -> None:
     undisturbed = trained(tiny_model, tmp_path / "quiet")
     assert trained(tiny_model, tmp_path / "struck", Strike(signal.SIGSTOP)) == undisturbed

@@ -88,6 +88,7 @@ def test_a_lent_engine_that_dies_is_done_without_and_comes_back(
     assert killer.ready[-1] == 2
 
 
+@pytest.mark.full
 def test_where_both_fit_nobody_moves(undisturbed: Any, tiny_model: Path, tmp_path: Path) -> None:
     look = Look()
     result = train(tiny_model, tmp_path / "run", lending(), look)
@@ -96,6 +97,7 @@ def test_where_both_fit_nobody_moves(undisturbed: Any, tiny_model: Path, tmp_pat
     assert all(held["weights"] > 0 for _, (held,) in look.held)
 
 
+@pytest.mark.full
 def test_the_engine_goes_with_a_trainer_that_dies_and_comes_back_with_it(
     undisturbed: Any, tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -10,7 +10,7 @@ from nemorl.config import load_config
 from nemorl.run import TrainResult
 from nemorl_cli.console import Console
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
+pytestmark = [pytest.mark.full, pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 
 ROWS = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a * b + 7)} for a in range(5) for b in range(5)]
 NAMES = {"train/loss", "train/grad_norm", "train/reference_point", "train/sft_loss", "validation/loss"}

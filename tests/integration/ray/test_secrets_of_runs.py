@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hidden_secrets import found_in, holds
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 ON_RAY = pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.full])
 
 NAMES = ("HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "NEMORL_SERVE_KEY", "DB_PASSWORD")

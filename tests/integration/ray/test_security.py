@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from nemorl_trust.authority import make
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.ray, pytest.mark.slow]
 
 SERVER = """
 import json, sys

@@ -115,6 +115,7 @@ def test_a_folder_that_the_server_does_not_see_is_explained(
     assert "weights_folder" in str(caught.value.fix)
 
 
+@pytest.mark.full
 def test_a_run_whose_server_is_killed_and_replaced_goes_on_as_if_nothing_had_been(
     server: VLLMServer, tmp_path: Path
 ) -> None:

@@ -265,6 +265,7 @@ def test_a_pass_that_fails_changes_nothing(address: str, loss: Any, token_ids: l
     assert learned(whole, 2) == learned(other, 2)
 
 
+@pytest.mark.full
 def test_the_page_does_what_it_says(address: str, tiny_model: Path, tmp_path: Path) -> None:
     """With the toy for a model, and a tokenizer in a folder below the client's own."""
     (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
@@ -281,6 +282,7 @@ def test_the_page_does_what_it_says(address: str, tiny_model: Path, tmp_path: Pa
     assert done.stdout.splitlines()[-1] == str(["6"] * 4)
 
 
+@pytest.mark.full
 def test_a_client_outlives_its_server(keeper: Keeper, tmp_path: Path) -> None:
     """Kills while requests run and between them: results are those of a server that was left alone."""
 

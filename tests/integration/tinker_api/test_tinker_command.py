@@ -35,6 +35,7 @@ def told(process: subprocess.Popen[str]) -> Any:
     return json.loads(process.stdout.readline())
 
 
+@pytest.mark.full
 def test_it_says_where_ends_on_ctrl_c_and_goes_on_with_its_key(tmp_path: Path) -> None:
     folder, model = str(tmp_path / "served"), str(tiny_model())
     with command(model, "--json", "--directory", folder) as process:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 tinker = pytest.importorskip("tinker", reason="the package tinker is not installed")
 from tinker import types  # noqa: E402
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.full, pytest.mark.slow]
 
 BASE = "tiny/model"
 ADAM = types.AdamParams(learning_rate=1e-2)

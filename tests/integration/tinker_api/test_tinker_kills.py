@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from nemorl.resources.ports import free_port
 from raw_client import RawClient, pass_bytes, step_body
+from tiers import only
 from toy_server import Keeper
 
 
@@ -62,7 +63,7 @@ def alone(keeper: Keeper, tmp_path_factory: pytest.TempPathFactory) -> list[Any]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("replay_s", [0.0, 1000.0], ids=["state-each-step", "replay-of-all"])
-@pytest.mark.parametrize("when", ["dies_before", "dies_after"])
+@pytest.mark.parametrize("when", only("dies_after", of=("dies_before", "dies_after")))
 def test_a_kill_at_any_call_changes_no_answer(
     keeper: Keeper, tmp_path: Path, alone: list[Any], when: str, replay_s: float
 ) -> None:

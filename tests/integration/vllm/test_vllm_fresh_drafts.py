@@ -83,6 +83,7 @@ def test_tokens_are_distributed_as_the_policy_says_after_an_update_of_both(build
     assert 0.05 < acceptance(engine) < 0.95
 
 
+@pytest.mark.full
 def test_processes_that_share_each_layer_all_get_the_draft(build: Any) -> None:
     shared = tiny_model(num_key_value_heads=2)
     guesses = {"method": "draft_model", "model": str(shared), "num_speculative_tokens": 3}
@@ -158,6 +159,7 @@ class KillItself(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.full
 def test_a_killed_run_goes_on_with_the_same_draft(tmp_path: Path) -> None:
     changes = {"max_steps": 4, "checkpoint": {"every": 1, "keep_last": 9, "export": False}}
     run, whole = (settings(tmp_path / name, tiny_model(), {"lr": 3e-3}, **changes) for name in ("run", "whole"))

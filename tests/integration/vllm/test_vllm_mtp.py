@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from vllm_engines import gaps
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.vllm, pytest.mark.slow]
 
 PROMPT = (9, 18, 10, 33)
 TOLERANCE = 1e-4

@@ -16,7 +16,7 @@ from nemorl_agents.tinker.trained import TrainedModels, trained_models
 from nemorl_testing.models import tiny_model
 from recorded_messages import Raises
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.full, pytest.mark.vllm, pytest.mark.slow]
 
 CROSS_ENTROPY = loss_named("cross_entropy")
 TOLERANCE = 1e-3

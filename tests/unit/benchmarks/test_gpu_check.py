@@ -31,6 +31,7 @@ def check(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_part_costs_only_itself(check, monkeypatch, tmp_path):
     for name, script in SCRIPTS.items():
         (tmp_path / f"part_{name}.py").write_text(script)

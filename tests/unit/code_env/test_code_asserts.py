@@ -307,6 +307,7 @@ MUTATIONS: tuple[tuple[str, str], ...] = (
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_mutated_programs_end_no_run(environment: CodeEnvironment) -> None:
     draw = random.Random(0)
     for _ in range(120):

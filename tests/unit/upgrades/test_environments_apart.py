@@ -26,6 +26,7 @@ def resolved(text: str, pip_args: Sequence[str]) -> list[Change]:
     return resolve(parse(text), pip_args)
 
 
+@pytest.mark.full
 def test_a_change_is_what_pip_would_do_with_its_size(acme: Path, index: Path, pip_args: Sequence[str]) -> None:
     [change] = resolved("acmelib==1.1", pip_args)
     size = (index / "acmelib-1.1-py3-none-any.whl").stat().st_size
@@ -33,6 +34,7 @@ def test_a_change_is_what_pip_would_do_with_its_size(acme: Path, index: Path, pi
     assert resolved("acmelib==1.0", pip_args) == []
 
 
+@pytest.mark.full
 def test_what_the_new_metadata_force_to_change_comes_after(acme: Path, pip_args: Sequence[str]) -> None:
     changes = resolved("acmelib==5.0", pip_args)
     assert [change.pin for change in changes] == ["acmelib==5.0", "acmetools==2.1"]
@@ -41,6 +43,7 @@ def test_what_the_new_metadata_force_to_change_comes_after(acme: Path, pip_args:
     assert total == sum(change.size or 0 for change in changes) > 0
 
 
+@pytest.mark.full
 def test_a_size_that_is_not_said_is_not_taken_for_none() -> None:
     assert download([Change("a", None, "1", 5), Change("b", None, "1", None)]) == (5, False)
 
@@ -50,11 +53,13 @@ def test_a_version_that_is_not_there_is_named(acme: Path, pip_args: Sequence[str
         resolved("acmelib==9", pip_args)
 
 
+@pytest.mark.full
 def test_the_newest_of_each_minor_version_is_found(acme: Path, index: Path, pip_args: Sequence[str]) -> None:
     (index / "acmelib-1.1-py3-none-any.whl").rename(index / "acmelib-1.1.3-py3-none-any.whl")
     assert versions(parse("acmelib>=1.1,<4"), pip_args) == ["1.1.3", "2.0", "3.0"]
 
 
+@pytest.mark.full
 def test_only_what_changed_is_another(acme: Path, pip_args: Sequence[str]) -> None:
     before = fingerprint(acme)
     with overlay(resolved("acmelib==1.1", pip_args), pip_args) as made:
@@ -69,6 +74,7 @@ def test_only_what_changed_is_another(acme: Path, pip_args: Sequence[str]) -> No
     assert {name: hash_ for name, hash_ in fingerprint(acme).items() if "__pycache__" not in name} == before
 
 
+@pytest.mark.full
 def test_a_kept_one_is_used_again_and_removed_when_asked(acme: Path, pip_args: Sequence[str]) -> None:
     changes = resolved("acmelib==1.1", pip_args)
     with overlay(changes, pip_args, keep=True) as first:
@@ -81,6 +87,7 @@ def test_a_kept_one_is_used_again_and_removed_when_asked(acme: Path, pip_args: S
     assert not first.folder.exists()
 
 
+@pytest.mark.full
 def test_an_interruption_leaves_nothing(acme: Path, pip_args: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
     changes = resolved("acmelib==1.1", pip_args)
     with pytest.raises(KeyboardInterrupt), overlay(changes, pip_args):
@@ -96,6 +103,7 @@ def test_an_interruption_leaves_nothing(acme: Path, pip_args: Sequence[str], mon
     assert list(cache_folder().iterdir()) == []
 
 
+@pytest.mark.full
 def test_what_a_killed_try_left_is_cleaned(acme: Path) -> None:
     left = cache_folder() / ".writing_acmelib-1.1-00000000"
     left.mkdir(parents=True)
@@ -112,6 +120,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.full
 def test_a_command_ends_at_its_limit_with_all_that_it_started() -> None:
     script = (
         "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); time.sleep(60)"
@@ -126,6 +135,7 @@ def test_a_command_ends_at_its_limit_with_all_that_it_started() -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.full
 def test_an_error_is_the_last_line_or_the_one_that_says_so() -> None:
     fail = "import sys; print('error: the cause', file=sys.stderr); print('  fix: that', file=sys.stderr); sys.exit(2)"
     assert run_limited([sys.executable, "-c", fail], 30).error == "error: the cause"

@@ -61,6 +61,7 @@ def test_the_largest_difference_is_of_all_tokens_and_fields() -> None:
     assert largest_difference([({"sequences": [{"old_logprobs": None}]}, one)], ("old_logprobs",)) is None
 
 
+@pytest.mark.full
 def test_a_download_that_nobody_agreed_to_does_not_happen(
     acme: Path, nemorl: Command, pip_args: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,6 +72,7 @@ def test_a_download_that_nobody_agreed_to_does_not_happen(
     assert not cache_folder().exists()
 
 
+@pytest.mark.full
 def test_a_dry_run_says_what_would_change(acme: Path, nemorl: Command, pip_args: Sequence[str]) -> None:
     [changes] = nemorl("try", "acmelib==5.0", "--dry-run", "--json", *options(pip_args)).json
     assert [(c["name"], c["before"], c["version"]) for c in changes] == [
@@ -92,6 +94,7 @@ def test_what_cannot_be_tried_is_refused(
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_versions_that_work_break_and_differ(
     acme: Path, nemorl: Command, pip_args: Sequence[str], tiny_model: Path, tmp_path: Path
 ) -> None:
