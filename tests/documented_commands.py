@@ -13,11 +13,12 @@ import typer.main
 from typer.core import TyperGroup
 
 ROOT = Path(__file__).parents[1]
-GENERATED = ("docs/reference/", "docs/plugin-kinds/")
 SHELL = ("", "bash", "sh", "shell", "console", "text")
 """Languages of blocks that may hold commands."""
 PROGRAMS = ("nemorl", "make", "python", "python3", "pytest")
 _FENCE = re.compile(r" *(`{3,}|~{3,}) *(\w*)")
+_BLOCK = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`(nemorl [^`]+)`")
 _PROMPT = re.compile(r"(?:[\w-]*\$ )?")
 _VARIABLE = re.compile(r"[A-Z_]+=.*")
 _SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
@@ -41,15 +42,23 @@ class Documented(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """Those that people wrote."""
+    """All but those that are made anew from the code."""
     every = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return [page for page in every if not page.relative_to(ROOT).as_posix().startswith(GENERATED)]
+    return [page for page in every if not page.is_relative_to(ROOT / "docs/reference")]
 
 
 @cache
 def documented() -> tuple[Documented, ...]:
-    """All commands of all pages, in their order."""
+    """All commands in blocks of all pages, in their order."""
     return tuple(found for page in pages() for found in commands_of(page))
+
+
+def mentioned(page: Path) -> Iterator[Documented]:
+    """What a page's prose calls a command of ``nemorl``, seldom with all its arguments."""
+    text = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), page.read_text(encoding="utf-8"))
+    for found in _INLINE.finditer(text):
+        words = found[1].translate(str.maketrans("[]|", "   ")).split()
+        yield Documented(page.relative_to(ROOT).as_posix(), text.count("\n", 0, found.start()) + 1, tuple(words))
 
 
 def commands_of(page: Path) -> Iterator[Documented]:
@@ -133,6 +142,26 @@ def understood(arguments: Sequence[str]) -> Call:
     _tree().main(list(arguments), prog_name="nemorl", standalone_mode=False)
     (call,) = _calls
     return call
+
+
+def unknown(words: Sequence[str]) -> list[str]:
+    """Of words that prose gives to ``nemorl``: a command that is none, and options that it does not have."""
+    command, found = _tree(), list[str]()
+    for word in words:
+        below = getattr(command, "commands", {})
+        if word in below:
+            command = below[word]
+        elif command is _tree() and not found and re.fullmatch(r"[a-z][a-z-]*", word):
+            found.append(word)
+    known = {*_options(_tree()), *_options(command)}
+    return found + [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]
+
+
+def _options(command: Any) -> set[str]:
+    """Those of a command and of all below it."""
+    below = getattr(command, "commands", {}).values()
+    own = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union({"--help"}, *map(_options, below))
 
 
 _calls: list[Call] = []
