@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 SHELL = ("", "bash", "sh", "shell", "console", "text")
 """Languages of blocks that may hold commands."""
 PROGRAMS = ("nemorl", "make", "python", "python3", "pytest")
+UNCLOSED = "--unclosed-quote"
 _FENCE = re.compile(r" *(`{3,}|~{3,}) *(\w*)")
 _BLOCK = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 _INLINE = re.compile(r"`(nemorl [^`]+)`")
@@ -109,8 +110,8 @@ def _commands(line: str) -> Iterator[tuple[str, ...]]:
     lexer.whitespace_split, lexer.commenters = True, "#"
     try:
         words = list(lexer)
-    except ValueError:  # an unclosed quote: prose or output
-        return
+    except ValueError:  # output, or a command that no shell would read, and no program either
+        words = [line.split(maxsplit=1)[0], UNCLOSED]
     for inner in _SUBSTITUTION.findall(line):
         yield from _commands(inner)
     command: list[str] = []
@@ -140,8 +141,7 @@ def understood(arguments: Sequence[str]) -> Call:
     """
     _calls.clear()
     _tree().main(list(arguments), prog_name="nemorl", standalone_mode=False)
-    (call,) = _calls
-    return call
+    return _calls[0] if _calls else Call("", {})  # a help text
 
 
 def unknown(words: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ import nemorl
 import pytest
 import yaml
 from command_line import Command, command
-from documented_commands import Documented, documented, understood
+from documented_commands import ROOT, Documented, documented, understood
 from nemorl.contracts.display import Silence
 from nemorl_testing.models import tiny_model
 from nemorl_trust.audit.log import user_name
@@ -78,6 +78,9 @@ IN_SMALL = {
     "ONE_THAT_LEARNED": "runs/other",
 }
 ALSO = {"launch submit": ["--dry-run"], "eval": ["--max-samples", "2"]}
+YAML = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PLACES = ("launch", "cluster", "run_dir")
+"""What is taken from a page's own config that says where it is launched, unless the command says that itself."""
 EXIT_1 = r"doctor( --json)?$|compare replay .*--set "
 """May say 1: this machine has a problem, or what was changed makes a difference."""
 
@@ -159,10 +162,12 @@ def arguments(one: Documented) -> list[str]:
         if word.startswith("runs/") and option != "--run-dir" and not path.exists():
             shutil.copytree(f"{RUN}/model" if path.name == "model" else RUN, path)
     name, given = understood(words)
-    if (config := given.get("config")) and config.suffix == ".yaml" and not config.exists():
-        settings = yaml.safe_load(Path("grpo.yaml").read_text())
-        launch = {"launch": {"name": "slurm", "partition": "gpu"}} if one.page.startswith("docs/launch/") else {}
-        config.write_text(yaml.safe_dump({**settings, **launch}))
+    config = given.get("config")
+    if config and config.suffix == ".yaml" and (not config.exists() or one.page.startswith("docs/launch/")):
+        shown = [yaml.safe_load(text) for text in YAML.findall((ROOT / one.page).read_text(encoding="utf-8"))]
+        places = {key: block[key] for block in shown if "launch" in block for key in PLACES if key in block}
+        base = yaml.safe_load(Path("grpo.yaml").read_text())
+        config.write_text(yaml.safe_dump({**base, **({} if given.get("on") else places)}))
     return [*words, *ALSO.get(name, [])]
 
 
