@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import re
-import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ import yaml
 from nemorl.base.packages.plugin_policy import read_policy
 from nemorl.config.load import load_config
 from nemorl.plugins import KINDS, Index, Registry
-from nemorl.plugins.index import CAN_BE_ISOLATED, OWN_COMMANDS
+from nemorl.plugins.index import CAN_BE_ISOLATED
 from nemorl_cli.console import Console
 from nemorl_testing.plugin import use_registry
 
@@ -276,26 +275,6 @@ def test_the_record_on_the_page_has_the_fields_of_a_record() -> None:
 
     (text,) = blocks(DOCS / "trust.md", "json")
     assert list(json.loads(text)) == [field.name for field in fields(LockedPlugin)]
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_on_the_pages_exist_with_their_options(page: Path) -> None:
-    import typer.main
-    from nemorl_cli.app import app
-
-    shown = [line for block in blocks(page, "bash") for line in block.splitlines() if line.startswith("nemorl ")]
-    inline = re.findall(r"`(nemorl [^`]+)`", " ".join(page.read_text().split()))
-    for line in [*shown, *inline]:
-        words = shlex.split(line, comments=True)[1:]
-        command: Any = typer.main.get_command(app)
-        name = ".".join(words[:2]) if ".".join(words[:2]) in OWN_COMMANDS else words[0]
-        if name not in OWN_COMMANDS or name == "plugins":  # a plugin's, which has tests of its own
-            continue
-        for part in name.split("."):
-            command = command.commands[part]
-        options = {option for parameter in command.params for option in parameter.opts}
-        own = words[: words.index("--")] if "--" in words else words
-        assert {word for word in own if word.startswith("--")} <= options | {"--help"}, line
 
 
 def test_what_plugins_new_is_asked_for_exists() -> None:

@@ -49,6 +49,8 @@ def test_another_launcher_than_the_sections_keeps_what_all_have(run_yaml: Path) 
     found = prepare(run_yaml, [], on="local", name=None, root=ROOT).launcher
     assert found.environment == {"A": "1"}
     assert "partition" not in type(found).model_fields
+    chosen = prepare(run_yaml, ["launch.hosts=[gpu1]"], on="ssh", name=None, root=ROOT).launcher
+    assert list(chosen.model_dump()["hosts"]) == ["gpu1"]  # what is asked for is for the launcher that is asked for
 
 
 def test_nodes_are_those_of_the_cluster_unless_given(run_yaml: Path, raises: Raises) -> None:

@@ -23,7 +23,7 @@ from nemorl_trust.site_check import site_problems
 
 from nemorl_ops.launch.base import CONFIG, Job, LauncherConfig
 from nemorl_ops.launch.planning import Planned, planned
-from nemorl_ops.launch.section import SECTION, contradictions, on_its_nodes, read_section, within_section
+from nemorl_ops.launch.section import SECTION, contradictions, for_launcher, on_its_nodes, read_section, within_section
 
 RAY_AND_DRIVER, MOST_GRADERS = 2, 8
 """Cores of a node for Ray's own processes and the driver; and at most for what grades responses."""
@@ -69,7 +69,10 @@ def prepare(source: Path, overrides: Sequence[str], *, on: str | None, name: str
         ConfigError: the config or the section has mistakes, or a secret's value would be written down.
         UsageError: no launcher is given.
     """
-    data = apply_overrides(read_source(source), overrides, str(source))
+    written = read_source(source)
+    if SECTION in written:  # before the overrides, which are for the launcher that was asked for
+        written = {**written, SECTION: for_launcher(written[SECTION], on)}
+    data = apply_overrides(written, overrides, str(source))
     launcher_name, launcher = read_section(data.pop(SECTION, None), on=on, source=str(source))
     require("clusters", launcher_name)
     if wrong := list(contradictions(data, launcher)):

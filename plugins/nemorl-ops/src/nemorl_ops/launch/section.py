@@ -76,23 +76,33 @@ def read_section(section: Any, *, on: str | None, source: str) -> tuple[str, Lau
         PluginNotFoundError: there is no such launcher.
         UsageError: none is given.
     """
-    section = {"name": section} if isinstance(section, str) else {} if section is None else section
+    section = for_launcher({} if section is None else section, on)
+    section = {"name": section} if isinstance(section, str) else section
     if not isinstance(section, Mapping):
         mistake = ConfigIssue(SECTION, "expected a mapping", "launch: {name: slurm, partition: gpu}")
         raise ConfigError([mistake], source=source)
     options = {str(key): value for key, value in section.items() if key != "name"}
-    named = section.get("name")
-    chosen = on or named
+    chosen = on or section.get("name")
     if not isinstance(chosen, str):
         known = ", ".join(sorted(launchers.installed()))
         fix = f"--on NAME, or `launch: {{name: NAME}}` in the config: {known}"
         raise UsageError("no launcher is given", fix=f"write name: {options['on']}" if "on" in options else fix)
-    if named is not None and named != chosen:
-        options = {key: value for key, value in options.items() if key in LauncherConfig.model_fields}
     try:
         return chosen, launchers.configured(chosen, options, source)
     except ConfigError as error:
         raise ConfigError(list(within_section(error.problems)), source=source) from None
+
+
+def for_launcher(section: Any, on: str | None) -> Any:
+    """A section ``launch`` for the launcher ``on``: of another launcher's, only the options that all launchers have.
+
+    >>> for_launcher({"name": "slurm", "partition": "gpu", "nodes": 2}, "ssh")
+    {'name': 'ssh', 'nodes': 2}
+    """
+    options = {"name": section} if isinstance(section, str) else section
+    if on is None or not isinstance(options, Mapping) or options.get("name") in (None, on):
+        return section
+    return {"name": on, **{key: value for key, value in options.items() if key in LauncherConfig.model_fields}}
 
 
 def within_section(problems: Iterable[ConfigIssue]) -> Iterator[ConfigIssue]:
