@@ -8,6 +8,7 @@ still skips there fails the target as one that fails does.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -200,6 +201,7 @@ def run_group(group: Group) -> Outcome:
         place, variables = group.environment.make(), variables_of(group)
         version = _told_by(group.version) if group.version else group.asked_for
     except (StepFailedError, OSError, subprocess.SubprocessError) as error:
+        say(f"{group.name}: {error}")
         return Outcome(group.asked_for, problems=(str(error),))
     report, log = HOME / "results" / f"{group.name}.xml", HOME / "results" / f"{group.name}.log"
     report.parent.mkdir(parents=True, exist_ok=True)
@@ -274,8 +276,10 @@ def main() -> int:
     chosen = parser.parse_args().only
     if unknown := [name for name in chosen if name not in groups]:
         parser.error(f"no group {', '.join(unknown)}; there are {', '.join(groups)}")
-    outcomes = {name: run_group(group) for name, group in groups.items() if not chosen or name in chosen}
     (HOME / "results").mkdir(parents=True, exist_ok=True)
+    with (HOME / "lock").open("w") as lock:  # a second one waits: it would make the same environments
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        outcomes = {name: run_group(group) for name, group in groups.items() if not chosen or name in chosen}
     told = {name: [o.version, o.ran, o.passed, list(o.problems)] for name, o in outcomes.items()}
     (HOME / "results" / "outcomes.json").write_text(json.dumps(told, indent=1) + "\n", "utf-8")
     print(f"\n{table(outcomes)}")
