@@ -231,7 +231,7 @@ def run_group(group: Group) -> Outcome:
 def _told_by(command: Sequence[str]) -> str:
     """The first line of what a program says of its version, on either output."""
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return (done.stdout + done.stderr).strip().splitlines()[0].partition(",")[0]
+    return (done.stdout + done.stderr).strip().splitlines()[0].partition(" (")[0]
 
 
 def judge(version: str, report: Path, returncode: int) -> Outcome:
