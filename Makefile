@@ -13,13 +13,14 @@ SOURCES := $(foreach package,$(PACKAGES),$(package)/src)
 # Images of containers often set this. Each of the hundreds of processes that tests start would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup quickstart test test-fast test-full lint wheels release docs benchmarks gpu-check
+.PHONY: help setup quickstart test test-fast test-full test-optional lint wheels release docs benchmarks gpu-check
 
 help:
 	@echo "make quickstart   install, then train a tiny model with GRPO (a few minutes on a laptop)"
 	@echo "make test         install, then the whole test suite with coverage"
 	@echo "make test-fast    the tests that take seconds, in under three minutes"
 	@echo "make test-full    everything, also what proves the tests themselves"
+	@echo "make test-optional  what skips elsewhere, where its packages and programs are (OPTIONAL='swanlab dstack'; all without)"
 	@echo "make lint         ruff and mypy"
 	@echo "make wheels       build every package into dist/"
 	@echo "make release      build, check, install on every Python, sign; upload nothing (docs/releasing.md)"
@@ -76,6 +77,13 @@ test-fast: $(DEV_STAMP)
 
 test-full: $(DEV_STAMP)
 	$(PARALLEL) -m "full or not full" $(FOLDERS)
+
+# In environments of their own, all below this folder. OPTIONAL: some groups of tools/optional/environments.toml.
+OPTIONAL ?=
+test-optional:
+	test -x $(VENV)/optional/tools/bin/python || $(PYTHON) -m venv $(VENV)/optional/tools
+	$(VENV)/optional/tools/bin/python -m pip install --quiet --requirement tools/optional/requirements.txt
+	$(VENV)/optional/tools/bin/python tools/optional/run_optional.py $(OPTIONAL)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

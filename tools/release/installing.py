@@ -47,22 +47,6 @@ def step_name(version: str, wanted: str) -> str:
     return f"{version}-{wanted.replace('[', '+').rstrip(']')}"
 
 
-def find_python(version: str) -> Path | str:
-    """An interpreter of ``X.Y``, or why there is none: on the path, one of pyenv's, or one that uv has or gets."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    tried = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
-    for candidate in (place for place in tried if place is not None):
-        # A shim of pyenv is there for each version, and runs for the chosen ones alone.
-        done = subprocess.run([candidate, "-c", ""], capture_output=True, check=False, timeout=60)
-        if done.returncode == 0:
-            return Path(candidate)
-    try:
-        run(tool("uv"), "python", "install", version, limit_s=300)
-        return Path(run(tool("uv"), "python", "find", "--managed-python", version).strip())
-    except (StepFailedError, subprocess.TimeoutExpired) as error:
-        return f"no python{version} on the path or in pyenv, and uv has none: {str(error).splitlines()[-1]}"
-
-
 def make_environment(place: Path, python: Path, built: Path, wanted: str) -> Path:
     """An environment with one requirement in it, and nothing before.
 

@@ -24,7 +24,7 @@ import metadata
 import papers
 from building import ROOT
 from licences import Licence
-from steps import Facts, Ledger, StepFailedError, run, say, told
+from steps import Facts, Ledger, StepFailedError, find_python, run, say, told
 
 ENVIRONMENTS = 4
 """At a time: some link files while others load what they installed."""
@@ -44,7 +44,7 @@ def release(out: Path, pythons: tuple[str, ...], key: Path | None) -> list[str]:
     Ledger(work / "steps", commit).once("build", lambda: building.build(built, commit))
     ledger = Ledger(work / "steps", building.digest(built))
     checked = ledger.once("check", lambda: metadata.check(built))
-    found = {version: installing.find_python(version) for version in pythons}
+    found = {version: find_python(version) for version in pythons}
     missing = [f"Python {version}: {why}" for version, why in found.items() if isinstance(why, str)]
     ready = {version: path for version, path in found.items() if isinstance(path, Path)}
     if not ready:

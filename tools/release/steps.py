@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -87,3 +88,19 @@ def run(*command: str | Path, limit_s: float = 1800, **options: Any) -> str:
 def tool(name: str) -> Path:
     """A program of this environment."""
     return Path(sys.executable).with_name(name)
+
+
+def find_python(version: str) -> Path | str:
+    """An interpreter of ``X.Y``, or why there is none: on the path, one of pyenv's, or one that uv has or gets."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    tried = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
+    for candidate in (place for place in tried if place is not None):
+        # A shim of pyenv is there for each version, and runs for the chosen ones alone.
+        done = subprocess.run([candidate, "-c", ""], capture_output=True, check=False, timeout=60)
+        if done.returncode == 0:
+            return Path(candidate)
+    try:
+        run(tool("uv"), "python", "install", version, limit_s=300)
+        return Path(run(tool("uv"), "python", "find", "--managed-python", version).strip())
+    except (StepFailedError, subprocess.TimeoutExpired) as error:
+        return f"no python{version} on the path or in pyenv, and uv has none: {str(error).splitlines()[-1]}"

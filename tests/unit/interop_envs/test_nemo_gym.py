@@ -1,4 +1,4 @@
-"""NeMo-Gym: episodes on a server that speaks its protocol. The real Gym was run by hand: see the plugin's README."""
+"""NeMo-Gym: episodes on a server that speaks its protocol. The real Gym: test_real_nemo_gym.py."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from nemorl.errors import DataError, ForeignError, UsageError
+from nemorl.errors import DataError, UsageError
 from nemorl.types import Prompt, Step
 from nemorl_agents.interop import OpenEnvConfig
 from nemorl_agents.interop.openenv import OpenEnv
@@ -143,11 +143,12 @@ def test_a_field_that_the_observation_lacks_is_told(url: str) -> None:
     environments.close()
 
 
-def test_a_server_that_is_not_there_is_an_error() -> None:
+def test_an_episode_whose_server_is_not_there_fails_without_a_verdict() -> None:
     environments = pool("http://127.0.0.1:9")
-    with pytest.raises(ForeignError, match="ConnectionError"):
-        environments.step([environments.start(prompt(1))], ["2"])
+    [step] = environments.step([environments.start(prompt(1))], ["2"])
     environments.close()
+    assert (step.done, step.score.valid, step.score.outcome) == (True, False, "infrastructure")
+    assert "ConnectionError: Failed to connect to ws://127.0.0.1:9/ws" in step.score.cause
 
 
 def try_out(url: str, **options: Any) -> None:

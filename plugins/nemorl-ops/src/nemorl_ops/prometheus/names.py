@@ -20,9 +20,10 @@ SCALES = {
     "percent": ("ratio", 0.01),
     "percent of all cores": ("ratio", 0.01),
     "share": ("ratio", 1.0),
+    "seconds": ("seconds", 1.0),
 }
-"""Units that Prometheus has another one for: (its name, how many of it)."""
-ABBREVIATED = re.compile(r"_(gib|percent|frac|ratio)$")
+"""Units that Prometheus has another one for, or that our names abbreviate: (its name, how many of it)."""
+ABBREVIATED = re.compile(r"_(gib|percent|frac|ratio|s)$")
 """Units at the end of nemorl's names, which those of ``SCALES`` replace."""
 UNDECLARED = MetricInfo()
 
@@ -45,6 +46,8 @@ class Family:
         Example:
             >>> Family.of("system/node.<n>.gpu.<i>.mem_gib", MetricInfo(unit="GiB")).name
             'nemorl_system_node_gpu_mem_bytes'
+            >>> Family.of("performance/generator_busy_s", MetricInfo(unit="seconds")).name
+            'nemorl_performance_generator_busy_seconds'
         """
         labels = tuple(match["word"] or match["name"] for match in _PLACE.finditer(declared))
         plain = _slug(f"{PREFIX}/" + _PLACE.sub(lambda match: match["word"] or match["name"], declared))
