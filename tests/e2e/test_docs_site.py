@@ -29,6 +29,8 @@ pytestmark = [
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built strictly: a warning, e.g. of an anchor that is not there, is an error."""
     folder = tmp_path_factory.mktemp("site")
+    for script in ("generate_reference.py", "generate_api.py"):  # as `make docs`: their pages are in no clone
+        subprocess.run([sys.executable, ROOT / "docs" / script], cwd=ROOT, check=True)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
