@@ -17,7 +17,9 @@ def describe(error: BaseException, module: str) -> str:
         error: What ended the check.
         module: Of the entry point: everything in its top-level package is the plugin's.
     """
-    said = error.message if isinstance(error, NemorlError) else f"{type(error).__name__}: {error}"
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, NemorlError):
+        said = f"{error.message} (fix: {error.fix})" if error.fix else error.message
     package = module.partition(".")[0]
     frames = [frame for cause in _causes(error) for frame in traceback.walk_tb(cause.__traceback__)]
     own = [place for place in frames if _package(place[0]) == package]

@@ -64,7 +64,7 @@ def look(kind: str, name: str, *, full: bool, device: str = "cpu") -> dict[str, 
         return answer
     report = run_checks(kind, name, only=_chosen(kind, full=full), device=_made(device))
     answer["passed"], answer["skipped"] = list(report.passed), dict(report.skipped)
-    fix = f"a defect of {entry.distribution}: update it, or tell its authors"
+    fix = f"a defect of {entry.distribution}: mend it, if it is yours; else update it, or tell its authors"
     problems += [{"what": broken.message, "fix": fix} for broken in report.failed.values()]
     return answer
 

@@ -45,14 +45,27 @@ def check_every_trained_token_has_a_gradient(subject: Subject) -> None:
     """In the loss of each model that learns, every trained token whose advantage is not 0 has a gradient, and no token
     has that is masked out. (DESIGN 7.6)"""
     for update in first_step(subject).first.values():
-        gradient_N, batch = _gradient(update), update.batch
-        outside = (gradient_N & ~batch.mask).nonzero().flatten().tolist()
+        batch = update.batch
+        outside = (_gradient(update) & ~batch.mask).nonzero().flatten().tolist()
         expect(not outside, f"in the loss of {update.role}, masked tokens {outside[:8]} of the batch have a gradient")
-        taught = batch.mask & (batch.loss_weights != 0)
-        if "advantages" in batch:
-            taught = taught & (batch["advantages"] != 0)
-        missing = (taught & ~gradient_N).nonzero().flatten().tolist()
-        expect(not missing, f"in the loss of {update.role}, trained tokens {missing[:8]} of the batch have no gradient")
+        missing_N = tokens_without_gradient(update)
+        missing = missing_N.nonzero().flatten().tolist()
+        rows = batch.sequence_ids[missing_N].unique().tolist()
+        where = f"trained tokens {missing[:8]} of the batch, in its sequences {rows[:8]},"
+        expect(not missing, f"in the loss of {update.role}, {where} have no gradient")
+
+
+def tokens_without_gradient(update: Update) -> Tensor:
+    """[N] bool: trained tokens that the loss of an update should teach, and does not.
+
+    A loss may be at its minimum there: half right, said of a response that earned a half. A step aside it is not.
+    """
+    batch = update.batch
+    found: Tensor = batch.mask & (batch.loss_weights != 0)
+    if "advantages" in batch:
+        found = found & (batch["advantages"] != 0)
+    found = found & ~_gradient(update)
+    return found & ~_gradient(update, aside=True) if bool(found.any()) else found
 
 
 def check_metrics_are_those_of_the_whole_batch(subject: Subject) -> None:
@@ -104,9 +117,17 @@ def _outputs(update: Update) -> Tensor:
     return torch.where(batch.mask.reshape(-1, *[1] * (said.ndim - 1)), said, torch.nan)
 
 
-def _gradient(update: Update) -> Tensor:
-    """[N] bool, True where the derivative of the loss by what the model says is not 0."""
-    outputs = _outputs(update).requires_grad_()
+def _gradient(update: Update, *, aside: bool = False) -> Tensor:
+    """[N] bool, True where the derivative of the loss by what the model says is not 0.
+
+    ``aside``: by what it would say if each number were up to 0.1 lower.
+    """
+    import torch
+
+    outputs = _outputs(update)
+    if aside:
+        outputs = outputs - 0.1 * torch.rand(outputs.shape, generator=torch.Generator().manual_seed(0))
+    outputs = outputs.requires_grad_()
     update.loss(outputs, update.batch)[0].backward()
     assert outputs.grad is not None
     return (outputs.grad != 0).reshape(len(outputs), -1).any(1)  # NaN is not 0

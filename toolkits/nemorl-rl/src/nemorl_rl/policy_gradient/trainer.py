@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nemorl.errors import UsageError
 from nemorl.metrics import Metrics
 from nemorl.types import Row, Sample, Samples
 
@@ -56,6 +57,11 @@ class PolicyGradientTrainer(RolloutTrainer[P]):
 
     def setup(self) -> None:
         self.transforms = self.build_transforms()
+        if self.transforms_read("reference_logprobs") and not self.config.needs_reference:
+            raise UsageError(
+                f"a transform of {type(self).__name__} reads reference_logprobs, and the config needs no reference",
+                fix=f"let `needs_reference` of {type(self.config).__name__} return True, also where kl_penalty is 0",
+            )
         self.loss = self.build_loss()
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:

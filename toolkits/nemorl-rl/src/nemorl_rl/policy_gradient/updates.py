@@ -32,7 +32,8 @@ class BatchTransform(Protocol):
 
     @property
     def requires(self) -> frozenset[str]:
-        """Fields that it reads of the batch; ``old_logprobs`` are computed before the update where one asks."""
+        """Fields that it reads of the batch; ``old_logprobs`` are computed before the update where one asks,
+        ``reference_logprobs`` where the config's ``needs_reference`` is True."""
 
     def __call__(self, batch: TokenBatch, samples: Samples, /) -> tuple[TokenBatch, dict[str, Metric]]:
         """The changed batch, made of ``samples`` in their order, and metrics of the change."""

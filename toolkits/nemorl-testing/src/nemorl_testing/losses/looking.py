@@ -38,7 +38,10 @@ def _loaded(path: str) -> Any:
         found = getattr(importlib.import_module(module), name)
         loss = found() if isinstance(found, type) else found
     except (ImportError, AttributeError, TypeError) as error:
-        fix = "name a loss, or a class that needs no arguments, as MODULE:NAME; plugins: `nemorl plugins list`"
+        fix = (
+            "as MODULE:NAME, name a class that needs no arguments, or a loss that the module has "
+            "(`LOSS = MyLoss(0.1)`); plugins: `nemorl plugins list`"
+        )
         raise UsageError(f"{path} is no plugin, and no loss: {error}", fix=fix) from error
     if not callable(loss) or "requires" not in dir(loss):
         raise UsageError(
