@@ -13,11 +13,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from _turns import StepTime
+    from torch import Tensor
 
 WARMUP_STEPS = 2
 """First steps of each side, not counted: they hold set-up, first allocations and kernel selection."""
 
+LENGTH_SPREAD = 0.6
+"""Standard deviation of the log of a length: half of the lengths lie within a factor of 1.5 of the median."""
+PROMPT_FRAC = 0.1
+"""Share of a sequence that is prompt."""
 EXTRA_CHARACTERS = "@#$%&[]_|"
 """Bring the character vocabulary to 99 tokens."""
 
@@ -65,6 +71,16 @@ def write_model(path: Path, *, seed: int = 0) -> Path:
     model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32)
     model.save_pretrained(path)
     return path
+
+
+def ragged(sequences: int, mean_tokens: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """``(lengths [B], mask [N])`` of a batch: log-normal lengths, and prompts that are not trained."""
+    import torch
+
+    raw = torch.exp(torch.randn(sequences, generator=rng) * LENGTH_SPREAD)
+    lengths = (raw * (mean_tokens / raw.mean())).round().long().clamp(min=2)
+    place = torch.arange(int(lengths.sum())) - torch.repeat_interleave(torch.cumsum(lengths, 0) - lengths, lengths)
+    return lengths, place >= torch.repeat_interleave((lengths * PROMPT_FRAC).long().clamp(min=1), lengths)
 
 
 @dataclass(frozen=True)

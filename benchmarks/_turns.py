@@ -49,6 +49,19 @@ class Turn:
         self._start = _clocks()
 
 
+def at_step_end(turn: Turn) -> Any:
+    """A callback of nemorl that ends the turn with every step."""
+    from nemorl_rl.callbacks import Callback
+
+    class EndTurn(Callback):
+        essential = True
+
+        def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
+            turn.step_done(tokens=metrics["total_num_tokens"], loss=metrics["loss"])
+
+    return EndTurn()
+
+
 Side = Callable[[Turn], Any]
 """The work of one side: picklable, since its process starts fresh."""
 

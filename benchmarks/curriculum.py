@@ -20,7 +20,6 @@ import argparse
 import json
 import math
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -32,10 +31,10 @@ from _common import limit_threads, machine, print_table, start_side
 
 THREADS = limit_threads()
 
-from nemorl import Callback, Console  # noqa: E402  after the thread limit
+from _curves import GOAL, SETTINGS, Curve, thousands, warm_up  # noqa: E402  after the thread limit
+from nemorl import Console  # noqa: E402
 from nemorl.config import load_config  # noqa: E402
 from nemorl.types import Row  # noqa: E402
-from nemorl_rl.models.tiny import write_tiny_model  # noqa: E402
 from nemorl_tasks.quickstart import recipe  # noqa: E402
 
 ARMS: Mapping[str, Mapping[str, Any]] = {
@@ -56,7 +55,6 @@ DATA = {"solved": (300, 100, 100), "hopeless": (100, 100, 300)}
 """Problems of each level, where most are easy and where most cannot be solved."""
 VALIDATED = 50
 """Problems of each level that is not hopeless."""
-GOAL = 0.9
 
 
 def problems(level: str) -> list[Row]:
@@ -89,25 +87,11 @@ def splits(data: str) -> tuple[list[Row], list[Row]]:
     return train, validated
 
 
-def warm_up(folder: Path, steps: int) -> None:
-    """Write the model that all arms begin with."""
-    with tempfile.TemporaryDirectory() as place:
-        base = write_tiny_model(Path(place) / "base", **recipe.MODEL_SIZE)
-        config = {**recipe.sft_config(base, Path(place) / "sft", 0), "max_steps": steps, "checkpoint": {"every": 0}}
-        del config["data"]
-        load_config(config).build().fit(warm_up_rows(), console=Console(quiet=True))
-        shutil.copytree(Path(place) / "sft" / "model", folder)
-
-
-class Counts(Callback):
-    """Tokens that steps sample, and the accuracy after them; stops the run at the goal."""
-
-    essential = True
+class Counts(Curve):
+    """Tokens that steps sample, and not validation."""
 
     def __init__(self, most_tokens: int) -> None:
-        self.most_tokens, self.tokens = most_tokens, 0
-        self.curve: list[tuple[int, int, float]] = []
-        """Step, tokens so far, accuracy"""
+        super().__init__(most_tokens)
         self._is_validating = False
 
     def on_fit_begin(self, trainer: Any) -> None:
@@ -129,13 +113,6 @@ class Counts(Callback):
 
         trainer.generation.generate, trainer.validate = counted, apart
 
-    def on_validation_end(self, trainer: Any, step: int, metrics: Mapping[str, float]) -> None:
-        self.curve.append((step, self.tokens, metrics["accuracy"]))
-        if metrics["accuracy"] >= GOAL:
-            trainer.stop("the goal is reached")
-        elif self.tokens >= self.most_tokens:
-            trainer.stop("the budget is spent")
-
 
 def run(arm: str, seed: int, model: Path, data: str, most_tokens: int) -> dict[str, Any]:
     """One run of one arm."""
@@ -147,26 +124,13 @@ def run(arm: str, seed: int, model: Path, data: str, most_tokens: int) -> dict[s
             "num_prompts_per_step": 32,
             "kl_penalty": 0.0,
             "max_steps": 1000,
-            "records": {"max_gib": 0},
+            **SETTINGS,
             "policy": {"optimizer": {"lr": 3e-4}, "schedule": {"warmup_steps": 10}},
-            "validation": {"every": 4, "at_start": True, "num_generations": 2, "temperature": 1.0},
-            "checkpoint": {"every": 0, "export": False},
             **ARMS[arm],
         }
         del config["data"]
         load_config(config).build().fit(train, val_dataset=validated, callbacks=[seen], console=Console(quiet=True))
-    reached = [(step, tokens) for step, tokens, accuracy in seen.curve if accuracy >= GOAL]
-    return {
-        "arm": arm,
-        "seed": seed,
-        "tokens": reached[0][1] if reached else None,
-        "steps": reached[0][0] if reached else None,
-        "first_accuracy": seen.curve[0][2],
-        "last_accuracy": seen.curve[-1][2],
-        "all_tokens": seen.tokens,
-        "cpu_s": time.process_time() - began,
-        "curve": seen.curve,
-    }
+    return {"arm": arm, "seed": seed, **seen.facts(), "all_tokens": seen.tokens, "cpu_s": time.process_time() - began}
 
 
 def summary(arm: str, runs: Sequence[Mapping[str, Any]], baseline: Mapping[int, int | None]) -> list[str]:
@@ -186,11 +150,6 @@ def summary(arm: str, runs: Sequence[Mapping[str, Any]], baseline: Mapping[int, 
     ]
 
 
-def thousands(tokens: float) -> str:
-    """In thousands; a dash where the goal was not reached."""
-    return "–" if math.isinf(tokens) else f"{tokens / 1000:.0f}k"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--warm-up-to", type=Path, help="folder to write the warmed-up model to, and no more")
@@ -204,7 +163,7 @@ def main() -> None:
     arguments = parser.parse_args()
     start_side(THREADS)
     if arguments.warm_up_to is not None:
-        warm_up(arguments.warm_up_to, arguments.warm_up)
+        warm_up(arguments.warm_up_to, warm_up_rows(), arguments.warm_up)
         return
     if arguments.model is None:
         parser.error("--model is missing: write one with --warm-up-to")

@@ -26,7 +26,7 @@ from typing import Any
 
 from _common import WARMUP_STEPS, Summary, limit_threads, machine, print_table, start_side, write_model
 from _matrices import cpu_model, matrices_line, matrix_speeds
-from _turns import StepTime, Turn, take_turns
+from _turns import StepTime, Turn, at_step_end, take_turns
 
 THREADS = limit_threads()
 BATCH_PAIRS = 16
@@ -151,16 +151,9 @@ def run_nemorl(name: str, folder: Path, task: Task, turn: Turn) -> None:
     """nemorl's public path; a callback ends each turn."""
     from nemorl_cli.console import Console
     from nemorl_preference.dpo.config import DPOConfig
-    from nemorl_rl.callbacks import Callback
     from nemorl_rl.data.rows import RowDataModule
 
     start_side(THREADS)
-
-    class EndTurn(Callback):
-        essential = True
-
-        def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
-            turn.step_done(tokens=metrics["total_num_tokens"], loss=metrics["loss"])
 
     config = DPOConfig(
         model=str(task.model),
@@ -174,7 +167,7 @@ def run_nemorl(name: str, folder: Path, task: Task, turn: Turn) -> None:
         run_dir=folder,
     )
     in_order = RowDataModule(task.rows, BATCH_PAIRS, seed=0, shuffle=False)
-    config.build().fit(dataset=in_order, callbacks=[EndTurn()], console=Console(quiet=True))
+    config.build().fit(dataset=in_order, callbacks=[at_step_end(turn)], console=Console(quiet=True))
 
 
 SIDES: dict[str, Callable[[str, Path, Task, Turn], None]] = {

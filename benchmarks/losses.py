@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from _common import limit_threads, machine, print_table
+from _common import limit_threads, machine, print_table, ragged
 
 THREADS = limit_threads()
 
@@ -36,9 +36,6 @@ from nemorl_tensors import KLTerm, TokenBatch, standardized  # noqa: E402
 from nemorl_tensors.batch import loss_weights  # noqa: E402
 from nemorl_tensors.surrogate import ratio_metrics, sampler_metrics  # noqa: E402
 
-LENGTH_SPREAD = 0.6
-"""Standard deviation of the log of a length: half of the lengths lie within a factor of 1.5 of the median."""
-PROMPT_FRAC = 0.1
 GROUP = 16
 MIB = 2**20
 COPY_MIB = 256
@@ -62,11 +59,8 @@ LOSSES: Mapping[str, Any] = {
 def make_batch(sequences: int, mean_tokens: int, seed: int = 0) -> TokenBatch:
     """A ragged batch with log-normal lengths and all fields; log-probs of the four kinds a few hundredths apart."""
     rng = torch.Generator().manual_seed(seed)
-    raw = torch.exp(torch.randn(sequences, generator=rng) * LENGTH_SPREAD)
-    lengths = (raw * (mean_tokens / raw.mean())).round().long().clamp(min=2)
+    lengths, mask = ragged(sequences, mean_tokens, rng)
     count = int(lengths.sum())
-    place = torch.arange(count) - torch.repeat_interleave(torch.cumsum(lengths, 0) - lengths, lengths)
-    mask = place >= torch.repeat_interleave((lengths * PROMPT_FRAC).long().clamp(min=1), lengths)
     sampled = -torch.rand(count, generator=rng) * 3
 
     def near() -> torch.Tensor:

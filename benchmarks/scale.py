@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from _common import limit_threads, machine, print_table
+from _common import limit_threads, machine, print_table, ragged
 
 THREADS = limit_threads()
 
@@ -44,9 +44,6 @@ if TYPE_CHECKING:
     from nemorl.weights import WeightHandle
 
 RANKS = (8, 32, 64, 128, 256)
-LENGTH_SPREAD = 0.6
-"""Standard deviation of the log of a length: half of the lengths lie within a factor of 1.5 of the median."""
-PROMPT_FRAC = 0.1
 VOCABULARY = 150_000
 TRAIN_FIELDS = ("advantages", "generation_logprobs", "old_logprobs", "reference_logprobs")
 """[N] fields of a GRPO batch at ``train_step``; ``get_logprobs`` is asked before the last two exist."""
@@ -59,12 +56,8 @@ REFERENCE_BYTES = 28
 def make_batch(sequences: int, mean_tokens: int, seed: int = 0) -> TokenBatch:
     """A ragged batch of ``sequences`` log-normal lengths with the given mean, and a GRPO step's token fields."""
     rng = torch.Generator().manual_seed(seed)
-    raw = torch.exp(torch.randn(sequences, generator=rng) * LENGTH_SPREAD)
-    lengths = (raw * (mean_tokens / raw.mean())).round().long().clamp(min=2)
+    lengths, mask = ragged(sequences, mean_tokens, rng)
     count = int(lengths.sum())
-    place = torch.arange(count) - torch.repeat_interleave(torch.cumsum(lengths, 0) - lengths, lengths)
-    mask = place >= torch.repeat_interleave((lengths * PROMPT_FRAC).long().clamp(min=1), lengths)
-    del place
     ids = torch.randint(0, VOCABULARY, (count,), generator=rng)
     batch = TokenBatch(ids, lengths, mask, loss_weights(mask, lengths, "token"))
     return batch.with_tokens(**{name: torch.rand(count, generator=rng) for name in TRAIN_FIELDS})

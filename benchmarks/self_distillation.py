@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -34,12 +33,11 @@ from _common import limit_threads, machine, print_table, start_side
 
 THREADS = limit_threads()
 
-from nemorl import Callback, Console  # noqa: E402  after the thread limit
+from _curves import GOAL, SETTINGS, Curve, teach, thousands, warm_up  # noqa: E402  after the thread limit
+from nemorl import Console  # noqa: E402
 from nemorl.config import load_config  # noqa: E402
 from nemorl.types import Row, Score  # noqa: E402
 from nemorl_distillation.self_trainer import SelfTaughtTrainer  # noqa: E402
-from nemorl_rl.models.tiny import write_tiny_model  # noqa: E402
-from nemorl_tasks.quickstart import recipe  # noqa: E402
 
 SINGLE = {"num_prompts_per_step": 32, "num_generations_per_prompt": 1, "topk": 32}
 EIGHT = {"num_prompts_per_step": 8, "num_generations_per_prompt": 8}
@@ -78,7 +76,6 @@ DOMAINS = ("low", "high")
 """By the first operand, below 25 or not."""
 TRAINED, VALIDATED = 200, 100
 """Problems to train on, and how many of them are validated."""
-GOAL = 0.9
 
 
 def judge(prompt: str, response: str, answer: str) -> Score:
@@ -110,40 +107,19 @@ def warm_up_rows() -> list[Row]:
     return rows
 
 
-def warm_up(folder: Path, steps: int) -> None:
-    """Write the model that all arms begin with."""
-    with tempfile.TemporaryDirectory() as place:
-        base = write_tiny_model(Path(place) / "base", **recipe.MODEL_SIZE)
-        config = {**recipe.sft_config(base, Path(place) / "sft", 0), "max_steps": steps, "checkpoint": {"every": 0}}
-        del config["data"]
-        load_config(config).build().fit(warm_up_rows(), console=Console(quiet=True))
-        shutil.copytree(Path(place) / "sft" / "model", folder)
-
-
 def train_experts(folder: Path, model: Path, steps: int = 400) -> None:
     """Write a model for each domain, taught the right answers of it."""
     for domain in DOMAINS:
         rows = [{name: row[name] for name in ("prompt", "response")} for row in problems() if row["domain"] == domain]
-        with tempfile.TemporaryDirectory() as place:
-            config = {
-                **recipe.sft_config(model, Path(place) / "sft", 0),
-                "max_steps": steps,
-                "checkpoint": {"every": 0},
-            }
-            del config["data"], config["policy"]["init"]
-            load_config(config).build().fit(rows, console=Console(quiet=True))
-            shutil.copytree(Path(place) / "sft" / "model", folder / domain)
+        teach(folder / domain, model, rows, steps)
 
 
-class Counts(Callback):
-    """Tokens that steps sample and that a teacher reads, and the accuracy after them; stops the run at the goal."""
-
-    essential = True
+class Counts(Curve):
+    """Tokens that steps sample, and those that a teacher reads."""
 
     def __init__(self, most_tokens: int) -> None:
-        self.most_tokens, self.tokens, self.read = most_tokens, 0, 0
-        self.curve: list[tuple[int, int, float]] = []
-        """Step, tokens so far, accuracy"""
+        super().__init__(most_tokens)
+        self.read = 0
 
     def on_rollout_end(self, trainer: Any, step: int, samples: Any) -> None:
         self.tokens += sum(sample.total_tokens for sample in samples)
@@ -157,13 +133,6 @@ class Counts(Callback):
                 return ask_teachers(samples, batch)
 
             trainer.ask_teachers = counted  # type: ignore[method-assign]
-
-    def on_validation_end(self, trainer: Any, step: int, metrics: Mapping[str, float]) -> None:
-        self.curve.append((step, self.tokens, metrics["accuracy"]))
-        if metrics["accuracy"] >= GOAL:
-            trainer.stop("the goal is reached")
-        elif self.tokens >= self.most_tokens:
-            trainer.stop("the budget is spent")
 
 
 def run(arm: str, seed: int, model: Path, experts: Path | None, most_tokens: int, lr: float) -> dict[str, Any]:
@@ -182,28 +151,15 @@ def run(arm: str, seed: int, model: Path, experts: Path | None, most_tokens: int
             "generation": {"max_new_tokens": 6},
             "max_steps": 2000,
             "max_epochs": 2000,
-            "records": {"max_gib": 0},
+            **SETTINGS,
             "policy": {"optimizer": {"lr": lr}, "schedule": {"warmup_steps": 10}},
-            "validation": {"every": 4, "at_start": True, "num_generations": 2, "temperature": 1.0},
-            "checkpoint": {"every": 0, "export": False},
             **ARMS[arm],
             **teachers,
         }
         trainer = load_config(config).build()
         trainer.fit(rows, judge, val_dataset=rows[:VALIDATED], callbacks=[seen], console=Console(quiet=True))
-    reached = [(step, tokens) for step, tokens, accuracy in seen.curve if accuracy >= GOAL]
-    return {
-        "arm": arm,
-        "seed": seed,
-        "lr": lr,
-        "tokens": reached[0][1] if reached else None,
-        "steps": reached[0][0] if reached else None,
-        "read": seen.read,
-        "first_accuracy": seen.curve[0][2],
-        "last_accuracy": seen.curve[-1][2],
-        "cpu_s": round(time.process_time() - began, 1),
-        "curve": seen.curve,
-    }
+    cpu_s = round(time.process_time() - began, 1)
+    return {"arm": arm, "seed": seed, "lr": lr, **seen.facts(), "read": seen.read, "cpu_s": cpu_s}
 
 
 def summary(arm: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -212,19 +168,14 @@ def summary(arm: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     tokens = [one["tokens"] or math.inf for one in own]
     return [
         arm,
-        thousands(statistics.median(tokens)),
-        ", ".join(map(thousands, tokens)),
+        thousands(statistics.median(tokens), 1),
+        ", ".join(thousands(each, 1) for each in tokens),
         f"{sum(one['tokens'] is not None for one in own)} of {len(own)}",
-        thousands(statistics.median(one["read"] for one in own)),
+        thousands(statistics.median(one["read"] for one in own), 1),
         f"{statistics.median(one['steps'] or math.inf for one in own):.0f}",
         f"{statistics.median(one['last_accuracy'] for one in own):.2f}",
         f"{statistics.median(one['cpu_s'] for one in own):.0f}",
     ]
-
-
-def thousands(tokens: float) -> str:
-    """In thousands; a dash where the goal was not reached."""
-    return "–" if math.isinf(tokens) else f"{tokens / 1000:.1f}k"
 
 
 def main() -> None:
@@ -243,7 +194,7 @@ def main() -> None:
     arguments = parser.parse_args()
     start_side(THREADS)
     if arguments.warm_up_to is not None:
-        warm_up(arguments.warm_up_to, arguments.warm_up)
+        warm_up(arguments.warm_up_to, warm_up_rows(), arguments.warm_up)
         return
     if arguments.model is None:
         parser.error("--model is missing: write one with --warm-up-to")

@@ -20,7 +20,7 @@ from typing import Any
 
 from _common import WARMUP_STEPS, Summary, limit_threads, machine, print_table, start_side, write_model
 from _matrices import cpu_model, matrices_line, matrix_speeds
-from _turns import Turn, take_turns
+from _turns import Turn, at_step_end, take_turns
 
 THREADS = limit_threads()
 BATCH_ROWS = 16
@@ -104,16 +104,9 @@ def run_trl(name: str, folder: Path, task: Task, turn: Turn) -> None:
 def run_nemorl(name: str, folder: Path, task: Task, turn: Turn) -> None:
     """nemorl's public path; a callback ends each turn."""
     from nemorl_cli.console import Console
-    from nemorl_rl.callbacks import Callback
     from nemorl_sft.config import SFTConfig
 
     start_side(THREADS)
-
-    class EndTurn(Callback):
-        essential = True
-
-        def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
-            turn.step_done(tokens=metrics["total_num_tokens"], loss=metrics["loss"])
 
     config = SFTConfig(
         model=str(task.model),
@@ -124,7 +117,7 @@ def run_nemorl(name: str, folder: Path, task: Task, turn: Turn) -> None:
         max_steps=task.steps,
         run_dir=folder,
     )
-    config.build().fit(dataset=task.rows, callbacks=[EndTurn()], console=Console(quiet=True))
+    config.build().fit(dataset=task.rows, callbacks=[at_step_end(turn)], console=Console(quiet=True))
 
 
 SIDES: dict[str, Callable[[str, Path, Task, Turn], None]] = {

@@ -29,6 +29,15 @@ ENDS = (
 )
 MERGES = ("ad", "um", "er", "st", "se", "me", "42", ": ", "\n\n", "12", "Le", "th", "in", "ol")
 """Pairs that are one token when text is encoded. Nothing that is sampled here holds them."""
+TAGGED = (
+    "{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }}{% endfor %}{% endif %}"
+    "{% for message in messages %}{{ '<' + message.role + '>' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
+    "{% endfor %}{% if message.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+"""A template of our own that knows tools: ``<system>calculate<user>1+1=<assistant>``."""
 
 ADD: dict[str, Any] = {
     "type": "function",

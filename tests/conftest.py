@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -47,6 +48,23 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     reason = why_no_gpu() if item.get_closest_marker("gpu") else None
     if reason is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture
+def small_files_only() -> Callable[[int], AbstractContextManager[None]]:
+    """A context in which the system itself refuses to let any file of this process grow beyond so many bytes."""
+    import resource
+
+    @contextmanager
+    def limited(limit: int) -> Iterator[None]:
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return limited
 
 
 @pytest.fixture

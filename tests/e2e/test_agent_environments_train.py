@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from agent_program import PROGRAM
+from chat_models import TAGGED
 from nemorl.config.load import load_config
 from nemorl_cli.console import Console
 from nemorl_rl.evaluation.evaluation import Evaluator
@@ -31,15 +32,6 @@ def calculate(expression: str) -> str:
     "The value of a sum."
     return str(sum(map(int, expression.split("+"))))
 """
-TEMPLATE = (
-    "{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }}{% endfor %}{% endif %}"
-    "{% for message in messages %}{{ '<' + message.role + '>' + (message.content or '') }}"
-    "{% for call in message.tool_calls or [] %}"
-    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
-    "{% endfor %}{% if message.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-"""``<system>calculate<user>1+1=<assistant>``"""
 
 
 @pytest.fixture
@@ -91,7 +83,7 @@ def test_a_coroutine_of_a_file_teaches_digits(agents: Path, tmp_path: Path) -> N
 def test_the_loop_with_a_tool_teaches_digits(agents: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_model(alphabet=ALPHABET + "{}_"), model)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
+    (model / "chat_template.jinja").write_text(TAGGED)
     environment = {"tools": {"functions": [f"{agents}:calculate"]}, "reward": f"{agents}:share"}
     history = train(config_of(model, tmp_path, environment, max_steps=40))
     assert history[0]["train/reward"] < 0.3

@@ -6,10 +6,8 @@ Either it ends as the undamaged run does, or it is refused with one clear error.
 from __future__ import annotations
 
 import random
-import resource
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +47,6 @@ DAMAGES: dict[str, Callable[[Path, random.Random], Any]] = {
     "other JSON": lambda path, _: path.write_text('[1, {"step": "x"}]\n'),
     "a dangling link": lambda path, _: in_place_of(path, lambda link: link.symlink_to("nowhere")),
 }
-
-
-@contextmanager
-def small_files_only(limit: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class StopAfter(Callback):
@@ -161,7 +149,7 @@ def test_a_damaged_run_ends_as_the_sound_one_or_is_refused(
 
 @pytest.mark.parametrize("limit", [0, 300, 2_000, 10_000, 40_000, 80_000])
 def test_a_disk_that_is_full_at_any_moment_is_named_and_nothing_is_lost(
-    limit: int, runs: tuple[Path, Path], tiny_model: Path, tmp_path: Path, raises: Raises
+    limit: int, runs: tuple[Path, Path], tiny_model: Path, tmp_path: Path, small_files_only: Any, raises: Raises
 ) -> None:
     # The system refuses to let any file grow beyond the limit: a real refusal, as that of a full disk.
     whole, stopped = runs

@@ -150,18 +150,12 @@ def _whole(
     if head == "value":
         scorer, reference = ValueScorer.find(model), None if initial is None else ValueScorer.find(initial)
     else:
-        found = Scorer.find(model, sight=sight, chunk_tokens=config.logprob_chunk_tokens)
+        logprobs = partial(Scorer.find, chunk_tokens=config.logprob_chunk_tokens)
+        found = logprobs(model, sight=sight)
         on_head = None if adapters is None else adapters.on_head
         scorer = replace(found, gradient=gradient_of(found.weight, gradients), adapted=on_head)
-        reference = (
-            None
-            if initial is None
-            else Scorer.find(
-                initial,
-                sight=None if sight is None else Sight(initial, sight.family),
-                chunk_tokens=config.logprob_chunk_tokens,
-            )
-        )
+        its_sight = None if sight is None or initial is None else Sight(initial, sight.family)
+        reference = None if initial is None else logprobs(initial, sight=its_sight)
     return Assembly(model, names, scorer, adapters, packed, loads, reference, initial, gradients)
 
 
@@ -184,16 +178,7 @@ def _sharded(
     names = PublishedNames(model)
     sight = sight_of(model, policy)
     if sight is not None:
-        if ranks.tensor_parallel_size > 1:
-            raise BackendError(
-                f"{type(model).__name__} sees or hears, and tensor parallelism splits models of text alone",
-                fix="set policy.tensor_parallel_size: 1; FSDP shards it over the workers",
-            )
-        if ranks.context_parallel_size > 1:
-            raise BackendError(
-                f"{type(model).__name__} sees or hears, and context parallelism divides sequences of text alone",
-                fix="set policy.backend.context_parallel_size: 1; FSDP shards it over the workers",
-            )
+        _check_seeing(model, ranks)
         if trained and policy.lora is None:
             freeze(model, sight.family, policy.media.train)
     sharing = None
@@ -216,17 +201,26 @@ def _sharded(
     logprobs = partial(Scorer.find, sight=sight, chunk_tokens=config.logprob_chunk_tokens)
     found: Scorer | ValueScorer = ValueScorer.find(model) if head == "value" else logprobs(model)
     scorer = ShardedScorer.of(model, found, ranks, sequence_parallel=config.sequence_parallel, sharing=sharing)
-    fill(
-        model,
-        policy,
-        worker.device,
-        worker.seed,
-        drawn,
-        worker.rank,
-        head,
-        parameters_on_host=ranks.parameters_on_host,
-    )
+    on_host = ranks.parameters_on_host
+    fill(model, policy, worker.device, worker.seed, drawn, worker.rank, head, parameters_on_host=on_host)
     return Assembly(model, names, scorer, adapters, packed, loads)
+
+
+def _check_seeing(model: PreTrainedModel, ranks: Ranks) -> None:
+    """
+    Raises:
+        BackendError: Ranks split what models of text alone can be split into.
+    """
+    if ranks.tensor_parallel_size > 1:
+        raise BackendError(
+            f"{type(model).__name__} sees or hears, and tensor parallelism splits models of text alone",
+            fix="set policy.tensor_parallel_size: 1; FSDP shards it over the workers",
+        )
+    if ranks.context_parallel_size > 1:
+        raise BackendError(
+            f"{type(model).__name__} sees or hears, and context parallelism divides sequences of text alone",
+            fix="set policy.backend.context_parallel_size: 1; FSDP shards it over the workers",
+        )
 
 
 def _beside_text(model: PreTrainedModel, sight: Sight | None) -> list[str]:

@@ -79,15 +79,10 @@ def build_engine(
         )
         configs = rank_configs(arguments, options.data_parallel_size)
         config = configs[0]
-        if worker.device == "cpu" and config.model_config.use_mla:
-            raise BackendError(f"model {policy.model_name!r}: {LATENT_ATTENTION}", fix=USE_HF)
+        if worker.device == "cpu":
+            _check_cpu(policy.model_name, config.model_config, lora)
         for each in configs:
             set_device(each, worker.device)
-        if worker.device == "cpu" and config.model_config.is_moe and lora is not None:
-            raise BackendError(
-                "vLLM 0.32 on the CPU applies no adapters to mixtures of experts: its code for them is Triton's",
-                fix="set rollouts.adapters: merged",
-            )
         if config.model_config.is_moe:
             _ensure_expert_group()
         elif lora is not None and not lora.head and lora.target_modules != "all-linear":
@@ -104,6 +99,20 @@ def build_engine(
         if config.parallel_config.nnodes > 1:
             engine.collective_rpc("nemorl_end_with_parent")
     return engine
+
+
+def _check_cpu(name: str, model: Any, lora: LoraConfig | None) -> None:
+    """
+    Raises:
+        BackendError: vLLM's code for such a model (``vllm.config.ModelConfig``) is for GPUs alone.
+    """
+    if model.use_mla:
+        raise BackendError(f"model {name!r}: {LATENT_ATTENTION}", fix=USE_HF)
+    if model.is_moe and lora is not None:
+        raise BackendError(
+            "vLLM 0.32 on the CPU applies no adapters to mixtures of experts: its code for them is Triton's",
+            fix="set rollouts.adapters: merged",
+        )
 
 
 def set_device(config: Any, device: str) -> None:

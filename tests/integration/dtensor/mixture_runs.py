@@ -1,9 +1,9 @@
-"""Mixtures of experts for tests of expert parallelism: tiny models, and what a rank does with them."""
+"""Mixtures of experts for tests of expert parallelism: tiny models, and what ranks and one process do with them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from nemorl_dtensor.ranks import like, whole
 from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from nemorl_testing.batches import WeightedNLL, ragged_batch
-from sharded_runs import TEMPERATURE, Case, build, shard_of
+from sharded_runs import TEMPERATURE, Case, Found, build, shard_of, train
+from spawned import Call, run_calls
 from torch import Tensor
 
 ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
@@ -102,3 +103,69 @@ def gradients(context: WorkerContext, case: Case) -> Gradients:
     found = {name: whole(like(backend._trainable[name], part)).clone() for name, part in parts.items()}
     backend.shutdown()
     return Gradients(sequences, found)
+
+
+class Runs:
+    """Results of all cases, and of each in one process."""
+
+    def __init__(
+        self,
+        folder: Path,
+        cases: Sequence[Case],
+        single: Callable[[Case], Case],
+        *,
+        saved_alone: Sequence[Case],
+        with_gradients: Collection[str],
+    ) -> None:
+        """
+        Args:
+            folder: For models and checkpoints.
+            cases: In an order in which a checkpoint exists before it is resumed from.
+            single: The case of one process that must find the same. It resumes from its own checkpoint.
+            saved_alone: Cases of one process that save what others resume from.
+            with_gradients: Names of the cases whose gradients are compared.
+        """
+        self._folder, self._single = folder, single
+        self.models = {name: write_mixture(folder / name, name) for name in {case.model for case in cases}}
+        self._alone: dict[str, Found] = {}
+        for case in saved_alone:
+            self._trained(case)
+        self.ranks: dict[str, list[Found]] = {}
+        self.gradients: dict[str, list[Gradients]] = {}
+        for layout in dict.fromkeys(map(_layout, cases)):
+            chosen = [case for case in cases if _layout(case) == layout]
+            compared = [case for case in chosen if case.name in with_gradients]
+            calls: list[Call] = [(train, (self.placed(case),)) for case in chosen]
+            calls += [(gradients, (self.placed(replace(case, saves="")),)) for case in compared]
+            results = run_calls(calls, layout[0])
+            self.ranks |= {case.name: found for case, found in zip(chosen, results, strict=False)}
+            self.gradients |= {case.name: found for case, found in zip(compared, results[len(chosen) :], strict=True)}
+
+    def saved(self, name: str) -> Path:
+        return self._folder / f"saved {name}"
+
+    def placed(self, case: Case) -> Case:
+        """With its folders, which exist."""
+        saves, resumes = (str(self.saved(name)) if name else "" for name in (case.saves, case.resumes))
+        if saves:
+            Path(saves).mkdir(exist_ok=True)
+        return replace(case, model=self.models[case.model], saves=saves, resumes=resumes)
+
+    def alone(self, case: Case) -> Found:
+        """What one process finds."""
+        return self._trained(self._single(case))
+
+    def gradients_alone(self, case: Case) -> dict[str, Tensor]:
+        return gradients(WorkerContext(), self.placed(self._single(case))).whole
+
+    def _trained(self, single: Case) -> Found:
+        key = repr(replace(single, name="", saves=""))
+        if key not in self._alone:
+            self._alone[key] = train(WorkerContext(), self.placed(single))
+        return self._alone[key]
+
+
+def _layout(case: Case) -> tuple[int, int, int]:
+    """Cases of one layout share processes: torch takes meshes of equal shape for the same, also of dead groups."""
+    options = case.options
+    return case.world_size, options.get("data_parallel_replicas", 1), options.get("expert_parallel_size", 1)

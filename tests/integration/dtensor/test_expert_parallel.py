@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import spread_cases
 import torch
-from mixture_runs import Gradients, gradients, write_mixture
-from nemorl.resources.worker import WorkerContext
+from mixture_runs import Runs
 from nemorl_testing.batches import ragged_batch
-from sharded_runs import Case, Found, refuse, train
-from spawned import Call, run_calls
+from sharded_runs import Case, Found, refuse
+from spawned import run_calls
 from spread_cases import gap
 from tiers import in_full
 from torch import Tensor
@@ -73,64 +71,28 @@ GRADIENTS = (
 )
 
 
-class Runs:
-    """Results of all cases, and of each in one process."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._models = {name: write_mixture(folder / name, name) for name in {case.model for case in CASES}}
-        self._alone: dict[str, Found] = {}
-        self.alone(Case("one", "qwen3_moe", saves="one"))
-        self.alone(Case("one", "deepseek_v3", options=BIASED, saves="one biased"))
-        self.ranks: dict[str, list[Found]] = {}
-        self.gradients: dict[str, list[Gradients]] = {}
-        for layout in dict.fromkeys(map(_layout, CASES)):
-            chosen = [case for case in CASES if _layout(case) == layout]
-            compared = [case for case in chosen if case.name in GRADIENTS]
-            calls: list[Call] = [(train, (self.placed(case),)) for case in chosen]
-            calls += [(gradients, (self.placed(replace(case, saves="")),)) for case in compared]
-            results = run_calls(calls, layout[0])
-            self.ranks |= {case.name: found for case, found in zip(chosen, results, strict=False)}
-            self.gradients |= {case.name: found for case, found in zip(compared, results[len(chosen) :], strict=True)}
-
-    def saved(self, name: str) -> Path:
-        return self._folder / f"saved {name}"
-
-    def placed(self, case: Case) -> Case:
-        """With its folders, which exist."""
-        saves, resumes = (str(self.saved(name)) if name else "" for name in (case.saves, case.resumes))
-        if saves:
-            Path(saves).mkdir(exist_ok=True)
-        return replace(case, model=self._models[case.model], saves=saves, resumes=resumes)
-
-    def alone(self, case: Case) -> Found:
-        """What one process finds. It resumes from its own checkpoint."""
-        single = self.single(case)
-        key = repr(replace(single, name="", saves=""))
-        if key not in self._alone:
-            self._alone[key] = train(WorkerContext(), self.placed(single))
-        return self._alone[key]
-
-    def single(self, case: Case) -> Case:
-        """The same in one process, all of it kept and in rows of its own."""
-        policy = {name: value for name, value in case.policy.items() if name != "activation_checkpointing"}
-        resumes = ("one biased" if case.options.get("router") == BIASED["router"] else "one") if case.resumes else ""
-        saves = case.saves if case.name == "one" else ""
-        options = {key: case.options[key] for key in case.options if key == "router"}
-        plain: dict[str, Any] = {"policy": policy, "options": options, "saves": saves, "resumes": resumes}
-        return replace(case, world_size=1, halved=False, all_on_first=False, **plain)
-
-
-def _layout(case: Case) -> tuple[int, int, int]:
-    """Cases of one layout share processes: torch takes meshes of equal shape for the same, also of dead groups."""
-    options = case.options
-    return case.world_size, options.get("data_parallel_replicas", 1), options.get("expert_parallel_size", 1)
+def single_of(case: Case) -> Case:
+    """The same in one process, all of it kept and in rows of its own."""
+    policy = {name: value for name, value in case.policy.items() if name != "activation_checkpointing"}
+    resumes = ("one biased" if case.options.get("router") == BIASED["router"] else "one") if case.resumes else ""
+    options = {key: case.options[key] for key in case.options if key == "router"}
+    plain: dict[str, Any] = {"policy": policy, "options": options, "saves": "", "resumes": resumes}
+    return replace(case, world_size=1, halved=False, all_on_first=False, **plain)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     torch.set_num_threads(1)
-    return Runs(tmp_path_factory.mktemp("mixtures"))
+    return Runs(
+        tmp_path_factory.mktemp("mixtures"),
+        CASES,
+        single_of,
+        saved_alone=(
+            Case("one", "qwen3_moe", saves="one"),
+            Case("one", "deepseek_v3", options=BIASED, saves="one biased"),
+        ),
+        with_gradients=GRADIENTS,
+    )
 
 
 def case_of(name: str) -> Case:
@@ -171,7 +133,7 @@ def test_the_export_is_that_of_one_process_and_only_rank_0_has_it(name: str, run
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_are_those_of_one_process(name: str, runs: Runs) -> None:
-    expected = gradients(WorkerContext(), runs.placed(runs.single(case_of(name)))).whole
+    expected = runs.gradients_alone(case_of(name))
     for part in runs.gradients[name]:
         assert part.whole.keys() == expected.keys()
         assert any("experts" in key for key in expected)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import spread_cases
 import torch
-from mixture_runs import Gradients, gradients, write_mixture
-from nemorl.resources.worker import WorkerContext
+from mixture_runs import Runs
 from nemorl_testing.batches import ragged_batch
 from peft import PeftModel
-from sharded_runs import TEMPERATURE, Case, Found, train
-from spawned import Call, run_calls
+from sharded_runs import TEMPERATURE, Case, Found
 from spread_cases import gap
 from tiers import in_full
 from torch import Tensor
@@ -57,61 +54,22 @@ NAMES = [case.name for case in CASES]
 DIVIDED = [case.name for case in CASES if not case.resumes]
 
 
-class Runs:
-    """Results of all cases, and of each in one process."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.models = {name: write_mixture(folder / name, name) for name in {case.model for case in CASES}}
-        self._alone: dict[str, Found] = {}
-        self.alone(Case("one", QWEN, policy=EXPERTS, saves="one"))
-        self.ranks: dict[str, list[Found]] = {}
-        self.gradients: dict[str, list[Gradients]] = {}
-        for layout in dict.fromkeys(map(_layout, CASES)):
-            chosen = [case for case in CASES if _layout(case) == layout]
-            compared = [case for case in chosen if case.name in DIVIDED]
-            calls: list[Call] = [(train, (self.placed(case),)) for case in chosen]
-            calls += [(gradients, (self.placed(replace(case, saves="")),)) for case in compared]
-            results = run_calls(calls, layout[0])
-            self.ranks |= {case.name: found for case, found in zip(chosen, results, strict=False)}
-            self.gradients |= {case.name: found for case, found in zip(compared, results[len(chosen) :], strict=True)}
-
-    def saved(self, name: str) -> Path:
-        return self._folder / f"saved {name}"
-
-    def placed(self, case: Case) -> Case:
-        """With its folders, which exist."""
-        saves, resumes = (str(self.saved(name)) if name else "" for name in (case.saves, case.resumes))
-        if saves:
-            Path(saves).mkdir(exist_ok=True)
-        return replace(case, model=self.models[case.model], saves=saves, resumes=resumes)
-
-    def alone(self, case: Case) -> Found:
-        """What one process finds. It resumes from its own checkpoint."""
-        single = single_of(case)
-        key = repr(replace(single, name="", saves=""))
-        if key not in self._alone:
-            self._alone[key] = train(WorkerContext(), self.placed(single))
-        return self._alone[key]
-
-
 def single_of(case: Case) -> Case:
     """The same in one process."""
-    plain: dict[str, Any] = {"policy": EXPERTS, "options": {}, "all_on_first": False}
-    saves = case.saves if case.name == "one" else ""
-    return replace(case, world_size=1, saves=saves, resumes="one" if case.resumes else "", **plain)
-
-
-def _layout(case: Case) -> tuple[int, int, int]:
-    """Cases of one layout share processes: torch takes meshes of equal shape for the same, also of dead groups."""
-    options = case.options
-    return case.world_size, options.get("data_parallel_replicas", 1), options.get("expert_parallel_size", 1)
+    plain: dict[str, Any] = {"policy": EXPERTS, "options": {}, "all_on_first": False, "saves": ""}
+    return replace(case, world_size=1, resumes="one" if case.resumes else "", **plain)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     torch.set_num_threads(1)
-    return Runs(tmp_path_factory.mktemp("mixtures"))
+    return Runs(
+        tmp_path_factory.mktemp("mixtures"),
+        CASES,
+        single_of,
+        saved_alone=[Case("one", QWEN, policy=EXPERTS, saves="one")],
+        with_gradients=DIVIDED,
+    )
 
 
 def case_of(name: str) -> Case:
@@ -141,7 +99,7 @@ def test_losses_log_probs_and_weights_are_those_of_one_process(name: str, runs: 
 
 @pytest.mark.parametrize("name", DIVIDED)
 def test_gradients_are_those_of_one_process(name: str, runs: Runs) -> None:
-    expected = gradients(WorkerContext(), runs.placed(replace(single_of(case_of(name)), saves=""))).whole
+    expected = runs.gradients_alone(case_of(name))
     assert sum(".experts.adapters." in key for key in expected) >= 4
     largest = max(float(wanted.norm()) for wanted in expected.values())
     for part in runs.gradients[name]:

@@ -25,10 +25,8 @@ SMALL_VLLM = {"name": "vllm", "kv_cache_gib": 0.1}
     [
         ("hf", "merged"),
         ("megatron", "merged"),
-        pytest.param(
-            {"name": "vllm", "kv_cache_gib": 0.1}, "merged", marks=[*VLLM, pytest.mark.full], id="vllm-merged"
-        ),
-        pytest.param({"name": "vllm", "kv_cache_gib": 0.1}, "separate", marks=VLLM, id="vllm-separate"),
+        pytest.param(SMALL_VLLM, "merged", marks=[*VLLM, pytest.mark.full], id="vllm-merged"),
+        pytest.param(SMALL_VLLM, "separate", marks=VLLM, id="vllm-separate"),
     ],
 )
 def test_engines_speak_for_the_adapted_policy(engine: Any, adapters: str, tmp_path: Path) -> None:

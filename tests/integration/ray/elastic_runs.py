@@ -9,14 +9,17 @@ import time
 from pathlib import Path
 from typing import Any
 
+import small_runs
 from nemorl.run import TrainResult
-from nemorl_cli.console import Console
-from nemorl_grpo.config import GRPOConfig
 from nemorl_rl.callbacks import Callback
-from safetensors.torch import load_file
 
-ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(9) for b in range(9)]
 STEPS = 4
+LARGER: dict[str, Any] = {
+    "policy": {"init": "random", "optimizer": {"lr": 1e-3}, "max_sequence_tokens": 128},
+    "num_prompts_per_step": 8,
+    "generation": {"max_new_tokens": 32},
+    "max_steps": STEPS,
+}
 LOSSES = ("train/loss", "train/grad_norm")
 COUNTS = ("step", "train/reward", "train/total_num_tokens", "train/num_samples")
 
@@ -28,38 +31,15 @@ def apart(engines: int, **more: Any) -> dict[str, Any]:
 
 
 def settings(model: Path, run_dir: Path, cluster: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
-        "model": str(model),
-        "policy": {"init": "random", "optimizer": {"lr": 1e-3}, "max_sequence_tokens": 128},
-        "num_prompts_per_step": 8,
-        "num_generations_per_prompt": 4,
-        "generation": {"max_new_tokens": 32},
-        "validation": {"every": 0, "at_end": False},
-        "checkpoint": {"every": 0},
-        "max_steps": STEPS,
-        "cluster": cluster,
-        "run_dir": str(run_dir),
-        **changes,
-    }
-
-
-def digits(prompt: str, response: str) -> float:
-    return float(sum(character.isdigit() for character in response))
+    return small_runs.settings(model, run_dir, cluster, **{**LARGER, **changes})
 
 
 def train(model: Path, run_dir: Path, cluster: dict[str, Any], *callbacks: object, **changes: Any) -> TrainResult:
-    trainer = GRPOConfig(**settings(model, run_dir, cluster, **changes)).build()
-    result: TrainResult = trainer.fit(dataset=ROWS, reward_fn=digits, callbacks=callbacks, console=Console(quiet=True))
-    return result
+    return small_runs.train(model, run_dir, cluster, *callbacks, **{**LARGER, **changes})
 
 
 def learnt(history: Any) -> list[dict[str, float]]:
     return [{name: record[name] for name in (*COUNTS, *LOSSES)} for record in history if "train/loss" in record]
-
-
-def weights(result: TrainResult) -> dict[str, bytes]:
-    found = load_file(result.run_dir / "model" / "model.safetensors")
-    return {name: tensor.numpy().tobytes() for name, tensor in found.items()}
 
 
 class Kill(Callback):

@@ -11,24 +11,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+import small_runs
 from forked_workers import begun_by
 from nemorl.base.files.jsonl import read_jsonl
 from nemorl.resources.ray_drain import draining_nodes
 from nemorl.run import TrainResult
-from nemorl_cli.console import Console
-from nemorl_grpo.config import GRPOConfig
 from nemorl_rl.callbacks import Callback
 from nemorl_rl.placement.fleet import EngineFleet
 from ray.cluster_utils import Cluster
+from small_runs import ALONE, length, losses, node_of, weights
 
 pytestmark = [pytest.mark.full, pytest.mark.ray, pytest.mark.slow]
-
-ROWS = [{"prompt": f"{a}+{b}="} for a in range(9) for b in range(9)]
 
 
 @pytest.fixture
@@ -46,31 +45,11 @@ def cluster(python_of_workers: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     nodes.shutdown()
 
 
-def train(model: Path, run_dir: Path, *callbacks: object, rollouts: Any = None, **cluster: Any) -> TrainResult:
-    config = GRPOConfig(
-        model=str(model),
-        policy={"init": "random", "optimizer": {"lr": 1e-3}, "max_sequence_tokens": 64},
-        num_prompts_per_step=4,
-        num_generations_per_prompt=4,
-        generation={"max_new_tokens": 8},
-        validation={"every": 0, "at_end": False},
-        checkpoint={"every": 0},
-        max_steps=4,
-        rollouts=rollouts or {},
-        cluster=cluster,
-        run_dir=run_dir,
-    )
-    return config.build().fit(
-        dataset=ROWS,
-        reward_fn=lambda prompt, response: len(response) / 8,
-        callbacks=callbacks,
-        console=Console(quiet=True),
-    )
+train = partial(small_runs.train, reward=length)
 
 
-def outcome(result: TrainResult) -> tuple[list[float], bytes]:
-    weights = (result.run_dir / "model/model.safetensors").read_bytes()
-    return [record["train/loss"] for record in result.history if "train/loss" in record], weights
+def outcome(result: TrainResult) -> tuple[list[float], dict[str, bytes]]:
+    return losses(result), weights(result)
 
 
 class DrainAt(Callback):
@@ -91,16 +70,14 @@ class DrainAt(Callback):
     @staticmethod
     def nodes(trainer: Any) -> dict[str, str]:
         groups = {"trainer": trainer.run.policy.workers, "generator": trainer.generation.workers}
-        return {role: node_of(group) for role, group in groups.items()}
+        return {role: node_of_group(group) for role, group in groups.items()}
 
 
-def node_of(group: Any) -> str:
+def node_of_group(group: Any) -> str:
     """The node of a group's first worker, or of a fleet's first engine."""
     if isinstance(group, EngineFleet):
         group = group._in("ready")[0].group
-    place = group._ranks[0].places[0]
-    node: str = ray.util.placement_group_table(place.group)["bundles_to_node_id"][place.index]
-    return node
+    return node_of(group._ranks[0].places[0])
 
 
 def drain(node: str) -> None:
@@ -127,8 +104,8 @@ ONE = {"num_nodes": 1, "workers_per_node": 1}
     ("role", "layout", "moves_training"),
     [
         ("trainer", APART, True),
-        pytest.param("trainer", ONE, True, marks=pytest.mark.full),
-        pytest.param("trainer", {**ONE, "take_turns": True}, True, marks=pytest.mark.full),
+        ("trainer", ONE, True),
+        ("trainer", {**ONE, "take_turns": True}, True),
     ],
     ids=["trainer", "both", "both, which take turns"],
 )
@@ -136,9 +113,9 @@ def test_workers_leave_a_node_that_drains_between_two_steps_and_nothing_changes(
     role: str, layout: dict[str, Any], moves_training: bool, cluster: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
     shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 0}
-    alone = train(tiny_model, tmp_path / "alone", gpus_per_node=0)
+    alone = train(tiny_model, tmp_path / "alone", ALONE)
     drained = DrainAt(role, 2)
-    moved = train(tiny_model, tmp_path / "moved", drained, **shared, **layout)
+    moved = train(tiny_model, tmp_path / "moved", {**shared, **layout}, drained)
     assert outcome(moved) == outcome(alone)
     assert len(drained.nodes_at_end) == 2
     assert drained.node not in drained.nodes_at_end.values()
@@ -151,7 +128,6 @@ def test_workers_leave_a_node_that_drains_between_two_steps_and_nothing_changes(
     assert not events(tmp_path / "moved", "recovered")
 
 
-@pytest.mark.full
 def test_a_worker_that_dies_on_a_node_that_drains_begins_anew_elsewhere(
     cluster: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,14 +141,13 @@ def test_a_worker_that_dies_on_a_node_that_drains_begins_anew_elsewhere(
 
     monkeypatch.setattr("nemorl.resources.ray_drain.LOOK_S", 3600.0)
     shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 1}
-    alone = train(tiny_model, tmp_path / "alone", gpus_per_node=0)
+    alone = train(tiny_model, tmp_path / "alone", ALONE)
     drained = Dies("trainer", 2)
-    assert outcome(train(tiny_model, tmp_path / "run", drained, **shared, **APART)) == outcome(alone)
+    assert outcome(train(tiny_model, tmp_path / "run", {**shared, **APART}, drained)) == outcome(alone)
     assert drained.node not in drained.nodes_at_end.values()
     assert len(events(tmp_path / "run", "recovered")) == 1
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_an_engine_with_devices_of_its_own_leaves_by_itself(
     mode: str, cluster: Any, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,15 +164,14 @@ def test_an_engine_with_devices_of_its_own_leaves_by_itself(
     monkeypatch.setattr("nemorl_rl.placement.fleet.LOOK_S", 0.0)
     shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 0}
     drained = Moves("generator", 2)
-    moved = train(tiny_model, tmp_path / "moved", drained, rollouts={"mode": mode}, **shared, **APART)
+    moved = train(tiny_model, tmp_path / "moved", {**shared, **APART}, drained, rollouts={"mode": mode})
     assert [record["step"] for record in moved.history if "train/loss" in record] == [1, 2, 3, 4]
     assert drained.node not in drained.nodes_at_end.values()
     assert not events(tmp_path / "moved", "recovered", "moved")
     if mode == "sync":
-        assert outcome(moved) == outcome(train(tiny_model, tmp_path / "alone", gpus_per_node=0))
+        assert outcome(moved) == outcome(train(tiny_model, tmp_path / "alone", ALONE))
 
 
-@pytest.mark.full
 def test_without_room_elsewhere_the_step_is_saved_and_the_run_moves_when_a_node_joins(
     cluster: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -216,7 +190,7 @@ def test_without_room_elsewhere_the_step_is_saved_and_the_run_moves_when_a_node_
     cluster.remove_node(list(cluster.worker_nodes)[-1])
     shared = {"address": cluster.address, "security": {"plaintext": True}, "max_restarts": 0}
     drained = DrainAt("trainer", 2)
-    train(tiny_model, tmp_path / "run", drained, Joins(), **shared, **APART)
+    train(tiny_model, tmp_path / "run", {**shared, **APART}, drained, Joins())
     told = events(tmp_path / "run", "draining", "moved")
     assert [(event["event"], event["step"]) for event in told] == [("draining", 2), ("moved", 3)]
     assert len(drained.nodes_at_end) == 2

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 import ray
-from elastic_runs import Kill, apart, deaths, learnt, settings, train, weights
+from elastic_runs import Kill, apart, deaths, learnt, settings, train
 from nemorl.config import ClusterConfig
 from nemorl.config.load import load_config
 from nemorl.errors import ResourceError
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl_cli.console import Console
 from recorded_messages import Raises
+from small_runs import weights
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 PATIENCE_S = 240.0

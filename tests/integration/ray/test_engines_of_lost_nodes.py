@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import ray
-from elastic_runs import learnt, train, weights
+from elastic_runs import learnt, train
 from forked_workers import begun_by
 from nemorl_rl.callbacks import Callback
+from small_runs import weights
 
 pytestmark = [pytest.mark.full, pytest.mark.ray, pytest.mark.slow]
 PATIENCE_S = 90.0

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from elastic_runs import apart, learnt, train, weights
+from elastic_runs import apart, learnt, train
 from nemorl.contracts import SleepingBackend
 from nemorl_rl.callbacks import Callback
+from small_runs import weights
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 

@@ -13,10 +13,8 @@ from nemorl.config import ClusterConfig
 from nemorl.errors import ResourceError
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_session import RaySession
-from nemorl.run import TrainResult
-from nemorl_cli.console import Console
-from nemorl_grpo.config import GRPOConfig
 from recorded_messages import Raises
+from small_runs import length, losses, node_of, train, weights
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -37,12 +35,6 @@ def address(python_of_workers: Path) -> Iterator[str]:
         yield cluster.address
         ray.shutdown()
         cluster.shutdown()
-
-
-def node_of(place: Any) -> str:
-    table = ray.util.placement_group_table(place.group)
-    node: str = table["bundles_to_node_id"][place.index]
-    return node
 
 
 def test_each_nodes_places_are_on_a_node_of_their_own(address: str) -> None:
@@ -68,23 +60,6 @@ def test_a_second_cluster_is_refused_while_connected_to_a_first(address: str, ra
 def test_training_and_generation_on_two_nodes_give_the_numbers_of_one_process(
     address: str, tiny_model: Path, tmp_path: Path
 ) -> None:
-    def train(name: str, **cluster: Any) -> TrainResult:
-        config = GRPOConfig(
-            model=str(tiny_model),
-            policy={"init": "random", "optimizer": {"lr": 1e-3}, "max_sequence_tokens": 64},
-            num_prompts_per_step=4,
-            num_generations_per_prompt=4,
-            generation={"max_new_tokens": 8},
-            validation={"every": 0, "at_end": False},
-            max_steps=3,
-            cluster=cluster,
-            run_dir=tmp_path / name,
-        )
-        rows = [{"prompt": f"{a}+{b}="} for a in range(9) for b in range(9)]
-        return config.build().fit(
-            dataset=rows, reward_fn=lambda prompt, response: len(response) / 8, console=Console(quiet=True)
-        )
-
     apart: dict[str, Any] = {
         "address": address,
         "security": PLAIN,
@@ -92,11 +67,12 @@ def test_training_and_generation_on_two_nodes_give_the_numbers_of_one_process(
         "workers_per_node": 1,
         "colocated": False,
     }
-    one, two = train("one"), train("two", **apart)
-    assert [record["train/loss"] for record in one.history] == [record["train/loss"] for record in two.history]
-    assert (tmp_path / "one/model/model.safetensors").read_bytes() == (
-        tmp_path / "two/model/model.safetensors"
-    ).read_bytes()
+    one, two = (
+        train(tiny_model, tmp_path / name, cluster, reward=length, max_steps=3)
+        for name, cluster in (("one", {}), ("two", apart))
+    )
+    assert losses(one) == losses(two)
+    assert weights(one) == weights(two)
 
 
 @pytest.mark.full

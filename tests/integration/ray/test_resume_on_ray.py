@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import nemorl
 import pytest
 from nemorl.base.files.jsonl import read_jsonl
 from nemorl_cli.console import Console
 from safetensors.torch import load_file
+from small_runs import ROWS, digits, settings
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.full, pytest.mark.usefixtures("private_ray")]
 
-ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(9) for b in range(9)]
 SNAPSHOTS = ["checkpoint.asynchronous=true", "checkpoint.every=1"]
 LAYOUTS: list[list[str]] = [
     [],
@@ -22,23 +21,8 @@ LAYOUTS: list[list[str]] = [
 ]
 
 
-def digits(prompt: str, response: str) -> float:
-    return float(sum(character.isdigit() for character in response))
-
-
 def train(model: Path, run_dir: Path, steps: int, layout: list[str]) -> None:
-    data: dict[str, Any] = {
-        "algorithm": "grpo",
-        "model": str(model),
-        "policy": {"init": "random", "optimizer": {"lr": 1e-3}, "max_sequence_tokens": 64},
-        "num_prompts_per_step": 4,
-        "num_generations_per_prompt": 4,
-        "generation": {"max_new_tokens": 8},
-        "validation": {"every": 0, "at_end": False},
-        "cluster": {"cpus_per_worker": 0.5},
-        "max_steps": steps,
-        "run_dir": run_dir,
-    }
+    data = {"algorithm": "grpo", **settings(model, run_dir, {"cpus_per_worker": 0.5}, max_steps=steps)}
     nemorl.load_config(data, layout).build().fit(ROWS, digits, resume=True, console=Console(quiet=True))
 
 

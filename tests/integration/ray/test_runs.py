@@ -5,71 +5,39 @@ from __future__ import annotations
 import os
 import re
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import small_runs
 from kills import KillAtRandom
 from nemorl.errors import WorkerLostError
 from nemorl.run import TrainResult
-from nemorl_cli.console import Console
-from nemorl_grpo.config import GRPOConfig
 from nemorl_rl.callbacks import Callback
 from nemorl_rl.models.tiny import write_tiny_model
 from recorded_messages import Raises
-from safetensors.torch import load_file
+from small_runs import ALONE, weights
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("private_ray")]
 
-ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(9) for b in range(9)]
-SHARED: dict[str, Any] = {"launcher": "ray", "cpus_per_worker": 0.5}
+SHARED: dict[str, Any] = {**ALONE, "launcher": "ray", "cpus_per_worker": 0.5}
 APART: dict[str, Any] = {"workers_per_node": 2, "colocated": False, "cpus_per_worker": 0.5}
 
 
-def digits(prompt: str, response: str) -> float:
-    return float(sum(character.isdigit() for character in response))
-
-
-def train(
-    model: Path,
-    run_dir: Path,
-    cluster: dict[str, Any],
-    *callbacks: object,
-    rows: Any = ROWS,
-    reward: Any = digits,
-    resume: bool = False,
-    **changes: Any,
-) -> TrainResult:
-    config = GRPOConfig(**{
-        "model": str(model),
-        "policy": {"init": "random", "optimizer": {"lr": 1e-3}, "max_sequence_tokens": 64},
-        "num_prompts_per_step": 4,
-        "num_generations_per_prompt": 4,
-        "generation": {"max_new_tokens": 8},
-        "validation": {"every": 0, "at_end": False},
-        "checkpoint": {"every": 1},
-        "max_steps": 4,
-        "cluster": {"gpus_per_node": 0, **cluster} if "workers_per_node" not in cluster else cluster,
-        "run_dir": run_dir,
-        **changes,
-    })  # fmt: skip
-    return config.build().fit(
-        dataset=rows, reward_fn=reward, callbacks=callbacks, resume=resume, console=Console(quiet=True)
-    )
+train = partial(small_runs.train, checkpoint={"every": 1})
 
 
 def outcome(result: TrainResult) -> tuple[list[dict[str, float]], dict[str, bytes]]:
     """What must not depend on where a run ran: what was learnt from, and the weights byte by byte."""
     names = ("step", "train/reward", "train/loss", "train/grad_norm", "train/total_num_tokens")
-    weights = load_file(result.run_dir / "model" / "model.safetensors")
-    return [{name: record[name] for name in names} for record in result.history if "train/loss" in record], {
-        name: tensor.numpy().tobytes() for name, tensor in weights.items()
-    }
+    learnt = [{name: record[name] for name in names} for record in result.history if "train/loss" in record]
+    return learnt, weights(result)
 
 
 @pytest.fixture(scope="module")
 def expected(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return outcome(train(tiny_model, tmp_path_factory.mktemp("local") / "run", {}))
+    return outcome(train(tiny_model, tmp_path_factory.mktemp("local") / "run", ALONE))
 
 
 @pytest.mark.parametrize("cluster", [SHARED, APART], ids=["colocated", "apart"])
@@ -138,7 +106,7 @@ def test_random_kills_lose_and_repeat_nothing(asynchronous: bool, speaks_algebra
         "generation": {"max_new_tokens": 2},
         "checkpoint": {"every": 1, "asynchronous": asynchronous},
     }
-    quiet = train(speaks_algebra, tmp_path / "quiet", {}, **changes)
+    quiet = train(speaks_algebra, tmp_path / "quiet", ALONE, **changes)
     killer = KillAtRandom(kills, every=2, seed=2)
     result = train(speaks_algebra, tmp_path / "run", {**SHARED, "max_restarts": 2 * kills}, killer, **changes)
     assert len(killer.done) == kills

@@ -17,13 +17,13 @@ from nemorl.resources.ports import free_port
 START_S = 300.0
 """On a busy machine; 20 to 30 s on a quiet one."""
 PLAIN = ("--logprobs-mode", "processed_logprobs", "--no-enable-chunked-prefill")
+ONE_PROCESS = ("--distributed-executor-backend", "uni")
+"""Engine and worker, which would each look for messages of the other in a busy loop."""
 EXTENDED = (
     *("--worker-extension-cls", "nemorl_vllm.worker.WorkerExtension", "--no-enable-chunked-prefill"),
     *("--weight-transfer-config", '{"backend": "nemorl"}'),
 )
 """With nemorl's own code in its workers."""
-ONE_PROCESS = ("--distributed-executor-backend", "uni")
-"""Engine and worker, which would each look for messages of the other in a busy loop."""
 
 
 class VLLMServer:
@@ -38,15 +38,7 @@ class VLLMServer:
             [
                 *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)),
                 *("--host", "127.0.0.1", "--port", str(self.port), "--max-model-len", "128", "--dtype", "float32"),
-                *(
-                    "--enforce-eager",
-                    "--enable-scale-out",
-                    "--seed",
-                    "0",
-                    "--distributed-executor-backend",
-                    "uni",
-                    *options,
-                ),
+                *("--enforce-eager", "--enable-scale-out", "--seed", "0", *ONE_PROCESS, *options),
             ],
         )
         self._process = self._started()

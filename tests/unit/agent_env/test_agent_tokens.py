@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
+from chat_models import TAGGED
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl.types import Completion, GenerationRequest, Prompt, SamplingParams
@@ -20,14 +21,6 @@ from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests
 from nemorl_testing.models import tiny_model
 
-TEMPLATE = (
-    "{% if tools %}<system>{% for tool in tools %}{{ tool.function.name }}{% endfor %}{% endif %}"
-    "{% for message in messages %}{{ '<' + message.role + '>' + (message.content or '') }}"
-    "{% for call in message.tool_calls or [] %}"
-    '<tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>'
-    "{% endfor %}{% if message.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
 CALL = '<tool_call>{"name":   "add", "arguments": {"a": 40,"b": 2}}</tool_call>'
 """As no template would write it."""
 
@@ -52,7 +45,7 @@ class Speaker:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     folder = tmp_path_factory.mktemp("model") / "tools"
     shutil.copytree(tiny_model(alphabet=ALPHABET + "{}_"), folder)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TAGGED)
     return Tokenizer.load(str(folder))
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-import resource
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from nemorl.base.files.atomic import listed, replace_text, replacing, replacing_folder, storage_errno, storing
@@ -20,18 +18,9 @@ from recorded_messages import Raises
 ROOT = Path(__file__).parents[3]
 
 
-@contextmanager
-def small_files_only(limit: int) -> Iterator[None]:
-    """The system itself refuses to let any file of this process grow beyond ``limit`` bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_file_keeps_its_content_when_the_next_does_not_fit(tmp_path: Path, raises: Raises) -> None:
+def test_a_file_keeps_its_content_when_the_next_does_not_fit(
+    tmp_path: Path, small_files_only: Any, raises: Raises
+) -> None:
     path = tmp_path / "config.yaml"
     replace_text(path, "old")
     with small_files_only(1000), raises(StorageError, "config.yaml"):
@@ -76,7 +65,7 @@ def test_a_new_file_is_readable_by_whom_the_umask_lets(tmp_path: Path) -> None:
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path, raises: Raises) -> None:
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path, small_files_only: Any, raises: Raises) -> None:
     model = tmp_path / "model"
     for name in ("first", "second"):
         with replacing_folder(model) as draft:

@@ -148,16 +148,11 @@ def test_a_crash_between_entry_and_state_is_no_damage(log: AuditLog, is_sealed: 
     assert said(log, key) == ""
 
 
-def test_a_full_disk_is_an_error_that_the_next_entry_survives(log: AuditLog, tmp_path: Path, raises: Raises) -> None:
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 100, hard))
-    try:
-        with raises(StorageError, "alice.jsonl"):
-            log.append("too long", {"text": "x" * 1000})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+def test_a_full_disk_is_an_error_that_the_next_entry_survives(
+    log: AuditLog, small_files_only: Any, raises: Raises
+) -> None:
+    with small_files_only(log.path.stat().st_size + 100), raises(StorageError, "alice.jsonl"):
+        log.append("too long", {"text": "x" * 1000})
     log.append("next", {})
     assert said(log) == ""
 

@@ -52,7 +52,7 @@ def kept(folder: Path) -> dict[int, list[tuple[str, int]]]:
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
     made = Records(Journal(tmp_path))
-    made.models.put(Model(MODEL, "s", "ada", NEW, {}, 0.0, 0.0))
+    made.models.put(Model(MODEL, "s", "ada", NEW, {}, 0.0))
     return made
 
 

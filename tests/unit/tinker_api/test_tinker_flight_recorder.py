@@ -191,7 +191,7 @@ def test_what_a_kill_kept_from_the_logs_is_made_up(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_costs_the_record_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     records = Records(Journal(tmp_path))
     for name in ("a", "b"):
-        records.models.put(Model(f"s:train:{name}", "s", "ada", NEW, {}, 0.0, 0.0))
+        records.models.put(Model(f"s:train:{name}", "s", "ada", NEW, {}, 0.0))
     recorder = FlightRecorder(POLICY, GenerationConfig(), text)
     recorder.open(tmp_path, records)
 

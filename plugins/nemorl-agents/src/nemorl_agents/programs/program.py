@@ -33,15 +33,13 @@ class Tail:
 
     >>> tail = Tail(4)
     >>> tail.add(b"abcdef")
-    >>> (tail.text, tail.dropped)
-    ('cdef', 2)
+    >>> tail.text
+    'cdef'
     """
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0
         self._chunks: deque[bytes] = deque()
-        self.dropped = 0
-        """Bytes that came before and are gone."""
 
     def add(self, chunk: bytes) -> None:
         self._chunks.append(chunk)
@@ -49,7 +47,6 @@ class Tail:
         while self._size > self._limit:
             first = self._chunks.popleft()
             kept = first[self._size - self._limit :]
-            self.dropped += len(first) - len(kept)
             self._size -= len(first) - len(kept)
             if kept:
                 self._chunks.appendleft(kept)
@@ -69,8 +66,6 @@ class Exit:
     """The end of it."""
     stderr: str
     """The end of it."""
-    dropped_bytes: int = 0
-    """Of both, before what is kept."""
 
 
 class Program:
@@ -179,8 +174,7 @@ class Program:
         )
 
     def _exit(self, returncode: int | None) -> Exit:
-        dropped = self._stdout.dropped + self._stderr.dropped
-        return Exit(returncode, self._stdout.text, self._stderr.text, dropped)
+        return Exit(returncode, self._stdout.text, self._stderr.text)
 
 
 def _hang_up(control: socket.socket) -> None:

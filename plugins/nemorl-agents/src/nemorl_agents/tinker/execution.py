@@ -276,8 +276,7 @@ class Execution:
 
 
 def _record(request: Request, new: NewModel, metadata: Mapping[str, Any] | None) -> Model:
-    now_s = time.time()
-    return Model(request.scope, request.session, request.owner, asdict(new), dict(metadata or {}), now_s, now_s)
+    return Model(request.scope, request.session, request.owner, asdict(new), dict(metadata or {}), time.time())
 
 
 def _shape(new: Mapping[str, Any]) -> dict[str, Any]:

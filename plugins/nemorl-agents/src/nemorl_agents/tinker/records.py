@@ -52,7 +52,6 @@ class Model:
     """Fields of ``NewModel``."""
     metadata: dict[str, Any]
     created_s: float
-    last_request_s: float
     state_seq: int = 0
     """The request after which ``state`` was saved. Later ones are run again when a server comes back."""
     state: str | None = None

@@ -1,4 +1,4 @@
-"""Parts that the translations of several systems share: schedules, data by name, corrections, whole numbers."""
+"""Parts that the translations of several systems share: schedules, data by name, attention, whole numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.peers.reading import Given
 
 FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
-
 """Files that the dataset ``file`` reads."""
 ALL_ROWS = 1_000_000
 """More rows than any held-out set has."""
@@ -94,6 +93,15 @@ def schedule(new: Pieces, key: str, kind: Any, *, warmup: float, floor: float = 
         new.put("policy.schedule.warmup_frac", warmup)
     else:
         new.put("policy.schedule.warmup_steps", int(warmup))
+
+
+def attention(given: Given, new: Pieces) -> None:
+    """The kernel of attention, by transformers' name."""
+    kernel = given.get("attn_implementation")
+    if kernel in ("eager", "sdpa", "flash_attention_2"):
+        new.put("policy.backend.attn_implementation", kernel)
+    elif kernel is not None:
+        new.differ("attn_implementation", "attention is computed by another kernel")
 
 
 def lora(given: Given, new: Pieces, *, rank: str, modules: str, prefix: str, alpha: float, dropout: float) -> None:

@@ -44,11 +44,7 @@ def precision(given: Given, new: Pieces) -> None:
             "ds.param_dtype" if given.has("ds.param_dtype") else "bf16",
             "weights are kept in bfloat16 without a copy in float32",
         )
-    kernel = given.get("attn_implementation")
-    if kernel in ("eager", "sdpa", "flash_attention_2"):
-        new.put("policy.backend.attn_implementation", kernel)
-    elif kernel is not None:
-        new.differ("attn_implementation", "attention is computed by another kernel")
+    common.attention(given, new)
 
 
 def adapters(given: Given, new: Pieces) -> None:

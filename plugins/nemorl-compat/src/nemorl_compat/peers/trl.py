@@ -59,14 +59,6 @@ def precision(given: Given, new: Pieces) -> None:
         new.differ("bf16", "weights are kept in bfloat16 too; TRL keeps them in float32 and computes in bfloat16")
 
 
-def attention(given: Given, new: Pieces) -> None:
-    kernel = given.get("attn_implementation")
-    if kernel in ("eager", "sdpa", "flash_attention_2"):
-        new.put("policy.backend.attn_implementation", kernel)
-    elif kernel is not None:
-        new.differ("attn_implementation", "attention is computed by another kernel")
-
-
 def adapters(given: Given, new: Pieces) -> None:
     if given.get("use_peft", False):
         modules = "lora_target_modules"
@@ -393,7 +385,7 @@ def loggers(given: Given, new: Pieces) -> None:
 
 PARTS = (
     precision,
-    attention,
+    common.attention,
     adapters,
     data,
     lengths,

@@ -17,7 +17,6 @@ from typing import Any
 from nemorl.base.text.reading import UnreadableError, kind_of, parse_json, read_text
 from nemorl.errors import DataError
 
-JSON_LINES = frozenset({".jsonl", ".ndjson"})
 COMPRESSED = ".jsonl.gz"
 """JSON Lines that are read whole: where a line starts is not known without decompressing all before it."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
