@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from nemorl.errors import (
     NemorlError,
     UsageError,
     boundary,
+    place_of,
 )
 from recorded_messages import Raises
 
@@ -159,3 +162,17 @@ def test_a_boundary_lets_generators_close_and_coroutines_be_cancelled() -> None:
 def test_a_boundary_may_let_named_errors_pass() -> None:
     with pytest.raises(KeyError), boundary("someone", passing=(KeyError,)):
         raise KeyError("a")
+
+
+def test_a_boundary_says_where_the_code_that_raised_stands() -> None:
+    with pytest.raises(ForeignError) as caught, boundary("reward function 'score'"):
+        int("seven")  # the line to be named
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "to be named" in text)
+    assert f"{Path(__file__).name}, line {line}" in (caught.value.fix or "")
+
+
+def test_what_libraries_raise_without_anybody_elses_code_has_no_place() -> None:
+    with pytest.raises(json.JSONDecodeError) as caught:
+        json.loads("no")
+    inside = caught.value.with_traceback(caught.value.__traceback__.tb_next)  # type: ignore[union-attr]
+    assert place_of(inside) is None

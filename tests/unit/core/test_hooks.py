@@ -355,7 +355,7 @@ def test_hooks_of_the_config_run_with_their_options(with_hooks: Registry, tiny_m
         ([{"name": "loud", "tmes": 2}], "plugins.hooks.0.tmes", "Did you mean 'times'"),
         (["louder", {"name": "loud", "times": 4}], "plugins.hooks.1.times", "4 is out of range"),
         ([{"name": "loud", "times": 2}, "louder", "loud"], "plugins.hooks.2", "hook 'loud' is listed twice"),
-        ([{"times": 2}], "plugins.hooks.0", "expected the name of a hook"),
+        ([{"times": 2}], "plugins.hooks.0", "these have times: loud"),
         ("loud", "plugins.hooks", "expected a list"),
         ([Loud("an object")], "plugins.hooks.0", "expected the name of a hook"),
     ],

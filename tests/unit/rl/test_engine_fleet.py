@@ -66,6 +66,7 @@ def test_the_shard_of_an_engine_that_dies_is_done_by_another_and_all_results_are
         # Shards are requests 0 3 6, 1 4 and 2 5; the second is made again.
         assert answers.result(WAIT_S) == [[((number,), 1)] for number in range(7)]
     assert states(fleet) == ["ready", "lost", "ready"]
+    assert any("engine-1 is lost" in said and "engine-0, engine-2" in said for said in yard.said)
     assert yard.processes[0].sampler.answered + yard.processes[2].sampler.answered == 7
     # Nobody waits for a replacement: the next batch has two shards.
     assert answered(policy, 9) == [[((9,), 1)]]
@@ -86,6 +87,7 @@ def test_when_all_have_died_the_call_waits_for_the_first_that_is_back() -> None:
         tended(fleet, answers.done)
         assert answers.result() == [[((0,), 1)], [((1,), 1)]]
     assert policy.lives >= 1  # a receipt of the weights is due
+    assert any("started again or added" in said for said in yard.said)
     fleet.shutdown()
 
 

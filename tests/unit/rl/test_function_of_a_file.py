@@ -86,6 +86,8 @@ def test_it_stands_inside_other_environments(rewards: str) -> None:
     [
         ({"environment": "reward.py:scor"}, "environment"),
         ({"environment": "rewards.py:score"}, "environment"),
+        ({"environment": "reward.py"}, "environment"),
+        ({"environment": {"name": "function", "function": "score"}}, "environment"),
         ({"reward_fn": "score"}, "reward_fn"),
         ({"reward_fn": "reward.py:score", "environment": "math"}, "reward_fn"),
         ({"environment": {"name": "reward.py:score", "weight": 2}}, "environment.weight"),

@@ -80,7 +80,8 @@ class Component:
             if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
                 raise _problem(
                     f"expected the name of {a_kind(self.kind)} or a mapping with a 'name', got {shown(value)}",
-                    f"write e.g. {self._example()!r}, or {{name: {self._example()}, …options}}",
+                    self._with_these_options(value, plugins)
+                    or f"write e.g. {self._example()!r}, or {{name: {self._example()}, …options}}",
                 )
             plugin = plugins.load(self.kind, value["name"])
         except NemorlError as error:
@@ -108,6 +109,19 @@ class Component:
 
     def dump(self, value: Config) -> dict[str, Any]:
         return {"name": registry().name_of(self.kind, type(value)), **value.model_dump(mode="json")}
+
+    def _with_these_options(self, value: Any, plugins: Registry) -> str | None:
+        """The fix for a mapping without ``name``: the plugins that have all of its options."""
+        if not isinstance(value, Mapping) or not value or "name" in value:
+            return None
+        names = []
+        for entry in plugins.index.of_kind(self.kind):
+            try:
+                has_all = set(plugins.load(self.kind, entry.name).model_fields) >= set(value)
+            except NemorlError:
+                continue  # one that is broken is shown by `nemorl plugins list`
+            names += [entry.name] if has_all else []
+        return f"add `name:`; these have {', '.join(map(str, value))}: {', '.join(names)}" if names else None
 
     def _example(self) -> str:
         entries = registry().index.of_kind(self.kind)

@@ -202,7 +202,7 @@ class RunConfig(Config):
             yield ConfigIssue(
                 "cluster.generation_workers",
                 f"generation apart takes all {self.cluster.world_size} devices, training has none",
-                "lower it, or give the cluster more devices",
+                "lower it, or raise cluster.gpus_per_node (without GPUs: cluster.workers_per_node)",
             )
             return
         for role, model in self._models.items():

@@ -69,7 +69,8 @@ class RaySession:
                     f"cannot connect to {where}: {first_line}",
                     fix="check `ray status` there, and that its token and certificates are those of cluster.security"
                     if not is_private
-                    else "end left-over Ray processes (`ray stop`) and check free memory and disk space in /tmp",
+                    else "run it again when the machine is less busy; else end left-over Ray processes (`ray stop`) "
+                    "and check free memory and disk space in /tmp",
                 ) from error
             undo.pop_all()
 

@@ -180,7 +180,7 @@ def _state(run: Path) -> dict[str, Any]:
     if state is None:
         raise UsageError(
             f"{run} is no run that generates with servers or with engines that come and go, or it has not begun to",
-            fix="give the directory of a run with generation.backend: server, or with cluster.colocated: false "
-            "(`nemorl runs` lists runs)",
+            fix="wait for its first step if it starts; else give the directory of a run with "
+            "generation.backend: server, or with cluster.colocated: false (`nemorl runs` lists runs)",
         )
     return state

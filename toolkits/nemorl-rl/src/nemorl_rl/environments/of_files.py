@@ -32,7 +32,7 @@ class FunctionConfig(EnvironmentConfig):
 
     summary: ClassVar[str] = "a function of a file, f(prompt, response) -> reward, written `reward.py:score`"
 
-    function: CodeName = Field(pattern=FORM)
+    function: CodeName = Field(json_schema_extra={"pattern": FORM})
     """``file.py:function`` from the folder that the command runs in, or ``package.module:function``. It takes what a
     ``reward_fn`` of ``nemorl.train`` takes; a class of environments works as well."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import ConfigIssue, UsageError, boundary
 
@@ -45,7 +47,12 @@ def load_function(reference: str) -> Callable[..., Any]:
 
 
 def reference_problems(path: str, reference: str) -> Iterator[ConfigIssue]:
-    """Problems of a reference to a file, found without running it."""
+    """Problems of a reference's form and, where it names a file, of that, found without running it."""
+    if not re.match(FORM, reference):
+        file = reference.partition(":")[0]
+        fix = f"write {file}:FUNCTION" if file.endswith(".py") else "write FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
+        yield ConfigIssue(path, f"{shown(reference)} names no function", fix)
+        return
     place, _, name = reference.rpartition(":")
     if not place.endswith(".py"):
         return

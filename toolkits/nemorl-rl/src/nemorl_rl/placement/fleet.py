@@ -392,7 +392,8 @@ class EngineFleet:
             engine.state, engine.lost, engine.trouble = "lost", engine.lost + 1, first_line(error)
             engine.retry_at = time.monotonic()
             self._changed.notify_all()
-        self._warn(f"{error.message}\n{engine.name} is lost; its requests go to {len(self.ranks)} engines")
+        others = ", ".join(f"engine-{rank}" for rank in self.ranks) or "the first that is started again or added"
+        self._warn(f"{error.message}\n{engine.name} is lost; its requests go to {others}")
 
     def await_engine(self, error: WorkerLostError) -> None:
         """Return at once while there is an engine, else when one is back.

@@ -11,7 +11,7 @@ from typing import Any
 from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.contracts.environment import Environment, as_score
-from nemorl.errors import ConfigIssue, NemorlError, boundary
+from nemorl.errors import ConfigIssue, NemorlError, boundary, place_of
 from nemorl.media import Media
 from nemorl.plugins.slots import foreign_words
 from nemorl.types import Prompt, Row
@@ -113,7 +113,8 @@ def _rehearse(environment: Environment, row: Row, warn: Callable[[str], None]) -
         with boundary(f"reward function {environment.name!r}, tried on the first row,"):
             raise raised
     what = f"{type(raised).__name__}: {raised} for the first row and the response {shown(response)}"
-    warn(f"reward function {environment.name!r} raised {what}")
+    place = place_of(raised)
+    warn(f"reward function {environment.name!r} raised {what}{f'; look at {place}' if place else ''}")
 
 
 def _score(environment: Environment, prompt: Prompt, response: str) -> None:
