@@ -19,11 +19,12 @@ import pytest
 import ray
 from nemorl.base.process.logs import RunHandler, installed, log_ids
 from nemorl.errors import BackendError, DeadlineError, ForeignError, ResourceError, WorkerHungError, WorkerLostError
+from nemorl.resources.ray_answers import BLAME_S, FAILURE_S
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_launcher import split_devices
 from nemorl.resources.ray_ranks import GroupSettings
 from nemorl.resources.ray_session import RaySession
-from nemorl.resources.ray_workers import BLAME_S, FAILURE_S, RayWorkerGroup
+from nemorl.resources.ray_workers import RayWorkerGroup
 from nemorl.resources.worker import AttachedGroup
 from recorded_messages import Raises
 from workers import CPU, Adder, Doubler, SlowStarter
