@@ -12,17 +12,19 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from nemorl.base.process.logs import RunHandler, installed, log_ids
 from nemorl.errors import BackendError, DeadlineError, ForeignError, ResourceError, WorkerHungError, WorkerLostError
-from nemorl.resources.ray_answers import BLAME_S, FAILURE_S
+from nemorl.resources.ray_answers import BLAME_S, FAILURE_S, Answers
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_launcher import split_devices
-from nemorl.resources.ray_ranks import GroupSettings
+from nemorl.resources.ray_ranks import GroupSettings, Rank
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import RayWorkerGroup
 from nemorl.resources.worker import AttachedGroup
@@ -94,7 +96,13 @@ def test_one_rank_of_a_copy_sends_its_answer_and_all_of_them_work(group: RayWork
     copies = object.__new__(RayWorkerGroup)
     copies.__dict__ |= group.__dict__ | {"settings": GroupSettings(shards=(0, 0)), "_shards": [[0, 1]]}
     answers: list[dict[int, object]] = []
-    copies._gather = lambda what, calls: answers.append(group._gather(what, calls)) or answers[-1]  # type: ignore[method-assign, func-returns-value]
+
+    class Noted(Answers):
+        def gather(self, what: str, calls: Mapping[Rank, Any]) -> dict[int, Any]:
+            answers.append(super().gather(what, calls))
+            return answers[-1]
+
+    copies._answers = Noted(group._answers.timeout_s, None)
     assert copies.scatter(Adder.add, [7]) == [7]
     assert answers == [{0: 7, 1: None}]
     with pytest.raises(ForeignError):
