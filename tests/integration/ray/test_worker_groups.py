@@ -129,7 +129,7 @@ def test_a_worker_that_does_not_answer_is_named(
     cluster: RayVirtualCluster, monkeypatch: pytest.MonkeyPatch, raises: Raises
 ) -> None:
     group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(name="adders"))
-    monkeypatch.setattr(group, "_timeout_s", 8.0)  # not before: starting two processes may take longer
+    monkeypatch.setattr(group._answers, "timeout_s", 8.0)  # not before: starting two processes may take longer
     with raises(WorkerHungError, 8, "adders", 1):
         group.call(Adder.fail, 1, "sleeps")
     group.kill()
