@@ -227,8 +227,10 @@ def gather(ranks: int, copies: int, values: int = 65_536) -> dict[str, Any]:
 
     import ray
     from nemorl.contracts import TrainingBackend
-    from nemorl.resources import ray_workers
     from nemorl.resources.ray_actor import WorkerFacts
+    from nemorl.resources.ray_answers import Answers
+    from nemorl.resources.ray_ranks import GroupSettings, Rank
+    from nemorl.resources.ray_workers import RayWorkerGroup
 
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=2 * 2**30)
     answer, read, worker_s = numpy.zeros(values, numpy.float32), [0], [0.0]
@@ -244,11 +246,11 @@ def gather(ranks: int, copies: int, values: int = 65_536) -> dict[str, Any]:
             worker_s[0] += time.thread_time() - began_s
             return reference
 
-    group = ray_workers.RayWorkerGroup.__new__(ray_workers.RayWorkerGroup)
+    group = RayWorkerGroup.__new__(RayWorkerGroup)
     shards = tuple(rank % copies for rank in range(ranks))
-    group.settings, group._size, group._timeout_s = ray_workers.GroupSettings(shards=shards), ranks, 600.0
+    group.settings, group._size, group._answers = GroupSettings(shards=shards), ranks, Answers(600.0, None)
     group._order = threading.Lock()
-    group._ranks = [ray_workers._Rank(n, Actor(), WorkerFacts("nowhere", "", 0)) for n in range(ranks)]
+    group._ranks = [Rank(n, group.settings, Actor(), WorkerFacts("nowhere", "", 0), (), 0) for n in range(ranks)]
     parts = [numpy.zeros(values, numpy.float32)] * copies
     group.scatter(TrainingBackend.get_logprobs, parts, "policy")
     read[0], worker_s[0], began_s = 0, 0.0, time.process_time()

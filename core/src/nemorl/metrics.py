@@ -240,13 +240,6 @@ def _numbers(name: str, metric: Metric) -> Iterator[tuple[str, float]]:
         yield name, metric.value
 
 
-THROUGHPUT_NAMES = (
-    "performance/tokens_per_sec",
-    "performance/generation_tokens_per_sec",
-    "performance/training_worker_group_tokens_per_sec",
-    "performance/tokens_per_sec_per_gpu",
-)
-"""Metrics of speed, the one that says most first."""
 PREFIXES = ("train/", "validation/", "timing/", "performance/")
 TYPO_LIKENESS = 0.85
 """How alike a name must be to a known one to count as a slip of it."""

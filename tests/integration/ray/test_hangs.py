@@ -16,9 +16,10 @@ import pytest
 from nemorl.base.files.jsonl import read_jsonl
 from nemorl.config import ClusterConfig
 from nemorl.errors import CollectiveError, DeviceLostError, WorkerHungError, WorkerLostError
+from nemorl.resources.ray_answers import BLAME_S
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_ranks import GroupSettings
-from nemorl.resources.ray_workers import BLAME_S, RayWorkerGroup
+from nemorl.resources.ray_workers import RayWorkerGroup
 from nemorl.resources.worker import WorkerContext
 from nemorl_cli.console import Console
 from nemorl_preference.dpo import DPOConfig

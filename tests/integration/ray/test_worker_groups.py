@@ -12,18 +12,21 @@ import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 from nemorl.base.process.logs import RunHandler, installed, log_ids
 from nemorl.errors import BackendError, DeadlineError, ForeignError, ResourceError, WorkerHungError, WorkerLostError
+from nemorl.resources.ray_answers import BLAME_S, FAILURE_S, Answers
 from nemorl.resources.ray_cluster import RayVirtualCluster
 from nemorl.resources.ray_launcher import split_devices
-from nemorl.resources.ray_ranks import GroupSettings
+from nemorl.resources.ray_ranks import GroupSettings, Rank
 from nemorl.resources.ray_session import RaySession
-from nemorl.resources.ray_workers import BLAME_S, FAILURE_S, RayWorkerGroup
+from nemorl.resources.ray_workers import RayWorkerGroup
 from nemorl.resources.worker import AttachedGroup
 from recorded_messages import Raises
 from workers import CPU, Adder, Doubler, SlowStarter
@@ -93,7 +96,13 @@ def test_one_rank_of_a_copy_sends_its_answer_and_all_of_them_work(group: RayWork
     copies = object.__new__(RayWorkerGroup)
     copies.__dict__ |= group.__dict__ | {"settings": GroupSettings(shards=(0, 0)), "_shards": [[0, 1]]}
     answers: list[dict[int, object]] = []
-    copies._gather = lambda what, calls: answers.append(group._gather(what, calls)) or answers[-1]  # type: ignore[method-assign, func-returns-value]
+
+    class Noted(Answers):
+        def gather(self, what: str, calls: Mapping[Rank, Any]) -> dict[int, Any]:
+            answers.append(super().gather(what, calls))
+            return answers[-1]
+
+    copies._answers = Noted(group._answers.timeout_s, None)
     assert copies.scatter(Adder.add, [7]) == [7]
     assert answers == [{0: 7, 1: None}]
     with pytest.raises(ForeignError):
@@ -120,7 +129,7 @@ def test_a_worker_that_does_not_answer_is_named(
     cluster: RayVirtualCluster, monkeypatch: pytest.MonkeyPatch, raises: Raises
 ) -> None:
     group = RayWorkerGroup(cluster, Adder, settings=GroupSettings(name="adders"))
-    monkeypatch.setattr(group, "_timeout_s", 8.0)  # not before: starting two processes may take longer
+    monkeypatch.setattr(group._answers, "timeout_s", 8.0)  # not before: starting two processes may take longer
     with raises(WorkerHungError, 8, "adders", 1):
         group.call(Adder.fail, 1, "sleeps")
     group.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nemorl.base.files.jsonl import JsonlWriter, lines_after, read_jsonl
+from nemorl.base.files.jsonl import JsonlWriter, read_jsonl
 from nemorl.errors import StorageError
 from recorded_messages import Raises
 
@@ -102,14 +102,3 @@ def test_a_disk_that_cannot_be_read_is_named(path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Path, "open", fails)
     with raises(StorageError, path):
         list(read_jsonl(path))
-
-
-def test_lines_that_are_no_objects_are_skipped_and_long_ones_are_whole(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert lines_after(path, 5) == ([], 0)
-    path.write_bytes(b'[1]\n{"a": \xff}\n{"b": "' + b"x" * (3 << 20) + b'"}\n{"c"')
-    lines, offset = lines_after(path, 0)
-    while (more := lines_after(path, offset))[1] != offset:
-        lines += more[0]
-        offset = more[1]
-    assert [len(line["b"]) for line in lines] == [3 << 20]

@@ -13,7 +13,7 @@ from command_line import Command
 from nemorl.base.files.ownership import FILE, Ownership
 from nemorl.types import Prompt, Sample, Samples, Score
 from nemorl_cli import watch
-from nemorl_cli.following import Following, Tail
+from nemorl_cli.following import Following, Tail, lines_after
 from nemorl_rl.rollouts.completions import Completions, completion_text
 from record_files import write_records
 
@@ -126,3 +126,14 @@ def test_a_long_response_keeps_its_beginning_and_end_in_one_line() -> None:
     assert text.startswith("  response  begin ⏎ xxx")
     assert "… 111 more characters …" in text  # 411 characters with the sign for the line end, of which 300 are shown
     assert text.endswith("xend")
+
+
+def test_lines_that_are_no_objects_are_skipped_and_long_ones_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert lines_after(path, 5) == ([], 0)
+    path.write_bytes(b'[1]\n{"a": \xff}\n{"b": "' + b"x" * (3 << 20) + b'"}\n{"c"')
+    lines, offset = lines_after(path, 0)
+    while (more := lines_after(path, offset))[1] != offset:
+        lines += more[0]
+        offset = more[1]
+    assert [len(line["b"]) for line in lines] == [3 << 20]

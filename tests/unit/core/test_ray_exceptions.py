@@ -45,11 +45,12 @@ def test_each_is_known_by_its_own_name_and_none_twice() -> None:
 
 
 def group() -> Any:
+    from nemorl.resources.ray_answers import Answers
     from nemorl.resources.ray_ranks import GroupSettings
     from nemorl.resources.ray_workers import RayWorkerGroup
 
     found = RayWorkerGroup.__new__(RayWorkerGroup)
-    found.settings = GroupSettings()
+    found.settings, found._answers = GroupSettings(), Answers(1.0, None)
     return found
 
 
@@ -75,7 +76,7 @@ def test_a_worker_that_is_gone_is_replaced_and_all_else_ends_the_run_in_words(
         raise error
 
     with pytest.raises((WorkerLostError, ResourceError, ForeignError), match=r"rank\s3") as caught:
-        group()._read("train_step", rank, get, {})
+        group()._answers.read("train_step", rank, get, {})
     is_lost = fate_of(error) == "worker"
     assert isinstance(caught.value, WorkerLostError) is is_lost is rank.is_lost
     assert is_lost or FIXES[fate_of(error)] == caught.value.fix

@@ -213,7 +213,7 @@ def test_the_kernel_imports_no_toolkit_and_no_plugin() -> None:
         assert not others & set(map(top, imports(path, at_load=True))), f"{path} imports tensors at load"
 
 
-RAY_MODULES = ("ray_cluster.py", "ray_drain.py", "ray_launcher.py", "ray_pulses.py", "ray_workers.py")
+RAY_MODULES = tuple(f"ray_{name}.py" for name in ("answers", "cluster", "drain", "launcher", "pulses", "workers"))
 
 
 def test_torch_and_ray_are_not_loaded_with_the_kernel() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas
 import pytest
 from datasets import load_dataset
-from nemorl.base.process.timing import Span, TurnSpan
+from nemorl.base.process.timing import Span
 from nemorl.types import Branch, Completion, Prompt, Sample, Samples, Score
 from nemorl_cli.report.records.reading import FOLDER, read_records, record_files
 from nemorl_cli.report.records.schema import HEAVY, SCHEMA
@@ -26,7 +26,7 @@ from nemorl_rl.agents.seats import seat_scores
 from nemorl_rl.policy_gradient.seats import by_seat
 from nemorl_rl.policy_gradient.turn_credit import returns_to_go
 from nemorl_rl.rollouts.recording import RecordingConfig
-from nemorl_rl.serving.requests import TimedSample
+from nemorl_rl.serving.requests import TimedSample, TurnSpan
 from nemorl_tensors import TokenBatch
 from record_files import rows_of
 

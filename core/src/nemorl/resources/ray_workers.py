@@ -1,54 +1,40 @@
 """RayWorkerGroup: the ranks of one backend as Ray actors.
 
-Every wait here has a deadline. A rank that dies or does not answer is reported by group, rank, node and process, with
-the last lines of its log; the group can then be restarted in the same places.
+Every wait has a deadline (:mod:`nemorl.resources.ray_answers`). A group that lost ranks can be restarted where it was.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
-from importlib.util import find_spec
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError
 
 from nemorl.base.packages.interpreters import require_interpreter
 from nemorl.base.process.logs import carried
 from nemorl.config.cluster import ClusterConfig
 from nemorl.contracts.workers import Composed, P, R, References, S, ShardVerb, Verb
-from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError, WorkerHungError, WorkerLostError
-from nemorl.resources.failure_texts import Failure, failure_in
-from nemorl.resources.heartbeat import Hang
+from nemorl.errors import NemorlError, WorkerLostError
 from nemorl.resources.ray_actor import WorkerFacts, start_worker
+from nemorl.resources.ray_answers import BLAME_S, Answers
 from nemorl.resources.ray_cluster import Place, Places
-from nemorl.resources.ray_errors import FIXES, fate_of, in_words
-from nemorl.resources.ray_pulses import Pulses
+from nemorl.resources.ray_errors import in_words
 from nemorl.resources.ray_ranks import GroupSettings, Rank, log_size
 from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory
 from nemorl.weights import Digested, Form, WeightHandle
 
-FAILURE_S = 1.0
-"""A rank that failed ends the wait for the others at most this late. Waiting for one answer at a time would ask Ray
-about all ranks as often as there are ranks."""
-UNWATCHED = frozenset({"start", "build", "attach_engine"})
-"""Calls in which ranks may read for long, each for itself, and do not answer meanwhile."""
-BLAME_S = 5.0
-"""Time to look for a dead rank when another one fails: peers of a dead rank report a broken connection first."""
 SHUTDOWN_S = 20.0
 """Longest wait for an orderly shutdown; then the processes are ended."""
-_MISSING_MODULE = re.compile(r"No module named '([^'.]+)'")
 
 
 class RayWorkerGroup(HostGroup):
@@ -85,8 +71,9 @@ class RayWorkerGroup(HostGroup):
         self.settings = settings or GroupSettings()
         self.cluster, self._factory = cluster, worker_class
         self._context = replace(context or WorkerContext(device=cluster.config.device))
-        self._timeout_s, self._hang_timeout_s = cluster.config.worker_timeout_s, cluster.config.hang_timeout_s
         self._size = self.settings.workers or cluster.world_size
+        may_hang = self.settings.is_spmd and self._size > 1
+        self._answers = Answers(cluster.config.worker_timeout_s, cluster.config.hang_timeout_s if may_hang else None)
         self._ranks: list[Rank] = []
         """Workers that are built; replaced as a whole, so that no call reaches one that is not."""
         self._engine: AttachedFactory | None = None
@@ -109,12 +96,12 @@ class RayWorkerGroup(HostGroup):
         shared = [ray.put(value) if _is_large(value) else value for value in args]
         with self._order:
             calls = {rank: self._invoke(rank, role, verb.__name__, kwargs, shared) for rank in self._ranks}
-        return list(self._gather(verb.__name__, calls).values())
+        return list(self._answers.gather(verb.__name__, calls).values())
 
     def scatter_as(
         self, role: Role, verb: ShardVerb[S, P, R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
-        results = self._gather(verb.__name__, self._scattered(role, verb.__name__, kwargs, shards, args))
+        results = self._answers.gather(verb.__name__, self._scattered(role, verb.__name__, kwargs, shards, args))
         return [results[numbers[0]] for numbers in self._shards]
 
     def scatter_kept(
@@ -123,7 +110,7 @@ class RayWorkerGroup(HostGroup):
         calls = self._scattered("backend", verb.__name__, kwargs, shards, args, keeps=True)
         results = {rank.number: result for rank, (_, result) in calls.items()}
         try:
-            self._gather(verb.__name__, {rank: done for rank, (done, _) in calls.items()})
+            self._answers.gather(verb.__name__, {rank: done for rank, (done, _) in calls.items()})
         except NemorlError:  # Ray prints the errors that nobody asked for
             for result in results.values():
                 with suppress(RayError):
@@ -136,7 +123,7 @@ class RayWorkerGroup(HostGroup):
 
     def read(self, references: References) -> list[Any]:
         try:
-            return list(ray.get(list(references), timeout=self._timeout_s))
+            return list(ray.get(list(references), timeout=self._answers.timeout_s))
         except RayError as error:
             raise WorkerLostError(
                 f"{self.settings.name}: results that lay with a rank cannot be read ({in_words(error)})",
@@ -168,7 +155,7 @@ class RayWorkerGroup(HostGroup):
         def settle(done: Future[Any]) -> None:
             with suppress(InvalidStateError):  # nobody waits any more
                 try:
-                    answer.set_result(self._read(method, worker, done.result, {}))
+                    answer.set_result(self._answers.read(method, worker, done.result, {}))
                 except Exception as error:  # whatever it is, somebody waits
                     answer.set_exception(error)
 
@@ -197,13 +184,13 @@ class RayWorkerGroup(HostGroup):
         """Rank 0's handle to the weights that all ranks hold together."""
         with self._order:
             calls = {rank: rank.actor.publish.remote(transport, version, form, digested) for rank in self._ranks}
-        handle: WeightHandle = self._gather("publish", calls)[0]
+        handle: WeightHandle = self._answers.gather("publish", calls)[0]
         return handle
 
     def attach_engine(self, factory: AttachedFactory) -> None:
         """Build an engine beside each worker. Restarted workers get theirs again."""
         self._engine = factory
-        self._gather("attach_engine", {rank: rank.actor.attach_engine.remote(factory) for rank in self._ranks})
+        self._answers.gather("attach_engine", {rank: rank.actor.attach_engine.remote(factory) for rank in self._ranks})
 
     def restart(self, worker_class: WorkerFactory | None = None) -> None:
         """Replace the workers that were lost; in an SPMD group, all of them.
@@ -260,14 +247,15 @@ class RayWorkerGroup(HostGroup):
         others = [rank for rank in self._ranks if rank.number not in numbers]
         ranks = sorted([*others, *started], key=attrgetter("number"))
         try:
-            facts = self._gather("start", {rank: rank.actor.facts.remote() for rank in started})
+            facts = self._answers.gather("start", {rank: rank.actor.facts.remote() for rank in started})
             for rank in started:
                 rank.facts = facts[rank.number]
             contexts = self._contexts(ranks, started)
             build = {rank: rank.actor.build.remote(self._factory, contexts[rank.number]) for rank in started}
-            self._gather("build", build)
+            self._answers.gather("build", build)
             if self._engine is not None:
-                self._gather("attach_engine", {rank: rank.actor.attach_engine.remote(self._engine) for rank in started})
+                attached = {rank: rank.actor.attach_engine.remote(self._engine) for rank in started}
+                self._answers.gather("attach_engine", attached)
         except BaseException:
             for rank in started:
                 ray.kill(rank.actor)
@@ -293,16 +281,8 @@ class RayWorkerGroup(HostGroup):
             "max_concurrency": settings.concurrent_calls,
             "runtime_env": _runtime_env(cluster, settings.python),
         }
-        return partial(start_worker, options, log and log.resolve(), Path.cwd(), threads, pulses=self._has_pulses)
-
-    def _pulses(self, what: str) -> Pulses | None:
-        """The heartbeats of a call whose ranks may wait for each other; ``None``: they do not, or nobody is to look."""
-        is_watched = self._has_pulses and what not in UNWATCHED
-        return Pulses(self._hang_timeout_s) if is_watched and self._hang_timeout_s is not None else None
-
-    @property
-    def _has_pulses(self) -> bool:
-        return self.settings.is_spmd and self._size > 1 and self._hang_timeout_s is not None
+        pulses = self._answers.hang_timeout_s is not None
+        return partial(start_worker, options, log and log.resolve(), Path.cwd(), threads, pulses=pulses)
 
     def _contexts(self, ranks: Sequence[Rank], started: Sequence[Rank]) -> list[WorkerContext]:
         count, width = len(ranks), self.settings.places_per_worker
@@ -312,7 +292,7 @@ class RayWorkerGroup(HostGroup):
         if not self.settings.is_spmd or count == 1:
             return [self._context] * count
         first = ranks[0]
-        port = self._gather("free_port", {first: first.actor.free_port.remote()})[first.number]
+        port = self._answers.gather("free_port", {first: first.actor.free_port.remote()})[first.number]
         shared = replace(self._context, world_size=count, master_address=first.facts.address, master_port=port)
         return [replace(shared, rank=n) for n in range(count)]
 
@@ -326,115 +306,6 @@ class RayWorkerGroup(HostGroup):
         starters = tuple(self._starter(file, places[0]) for file, places in zip(logs, further, strict=True))
         further_gpus = tuple(self.cluster.gpus_of(places, share) for places in further)
         return replace(self._context, gpus=gpus, further_nodes=starters, further_gpus=further_gpus)
-
-    # Waiting
-
-    def _gather(self, what: str, calls: Mapping[Rank, Any]) -> dict[int, Any]:
-        """Results by rank number, in the order of ``calls``; the first failure ends the wait."""
-        deadline = time.monotonic() + self._timeout_s
-        pending = {reference: rank for rank, reference in calls.items()}
-        results: dict[int, Any] = {}
-        pulses = self._pulses(what)
-        while pending:
-            if pulses and (hang := pulses.hang({rank.number: rank.actor for rank in pending.values()})):
-                raise self._stuck(what, [*pending.values()], hang)
-            left_s = max(0.0, deadline - time.monotonic())
-            ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=min(FAILURE_S, left_s))
-            if not ready and left_s == 0:
-                raise self._hung(what, sorted(pending.values(), key=attrgetter("number")))
-            ranks = [pending.pop(reference) for reference in ready]
-            others = {**dict(zip(ready, ranks, strict=True)), **pending}
-            results |= zip((rank.number for rank in ranks), self._values(what, others, ready), strict=True)
-        return {rank.number: results[rank.number] for rank in calls}
-
-    def _values(self, what: str, ranks: dict[Any, Rank], ready: Sequence[Any]) -> list[Any]:
-        """The results behind references that are ready, all at once; one by one only to find the rank that failed."""
-        try:
-            found: list[Any] = ray.get(list(ready))
-            return found
-        except RayError:
-            return [self._read(what, ranks.pop(one), partial(ray.get, one), ranks) for one in ready]
-
-    def _read(self, what: str, rank: Rank, get: Callable[[], Any], others: Mapping[Any, Rank]) -> Any:
-        """The result of a call by ``get``, or its error with the rank's name."""
-        try:
-            return get()
-        except RayError as error:
-            if fate_of(error) == "worker":
-                raise self._lost(what, rank, error) from error
-            if not isinstance(error, RayTaskError):
-                raise ResourceError(f"{rank.who}, {what}: {in_words(error)}", fix=FIXES[fate_of(error)]) from error
-            cause = error.cause if isinstance(error.cause, Exception) else error
-            is_told = isinstance(cause, WorkerLostError)  # whose loss it is
-            failure = None if is_told else failure_in(str(cause), str(error))
-            if failure is not None:  # perhaps of a peer that has died: then that is what to tell
-                self._raise_if_lost(what, others)
-                raise self._failed(what, rank, failure) from error
-            if isinstance(cause, NemorlError):
-                raise cause from None
-            if isinstance(cause, ObjectLostError):  # an argument, which a node held that is gone
-                raise self._lost(what, rank, cause) from error
-            missing = _MISSING_MODULE.search(str(cause))
-            if missing and find_spec(missing[1]) is not None:
-                raise BackendError(
-                    f"{rank.who} cannot import {missing[1]!r}, which this process can",
-                    fix="install it as a package on every node, or put it beside the script that starts the run",
-                ) from error
-            # A rank whose peer has died fails with whatever its communication library says: find the peer.
-            self._raise_if_lost(what, others)
-            raise ForeignError(
-                f"{rank.who} raised {type(cause).__name__} in {what}: {cause}",
-                fix=f"the original traceback is below (--debug){rank.where_log}",
-            ) from error
-
-    def _raise_if_lost(self, what: str, others: Mapping[Any, Rank]) -> None:
-        deadline = time.monotonic() + BLAME_S
-        waiting = list(others)
-        while waiting:
-            ready, waiting = ray.wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
-                return
-            try:
-                ray.get(ready[0])
-            except RayError as error:
-                if fate_of(error) == "worker":
-                    raise self._lost(what, others[ready[0]], error) from error
-
-    # Errors
-
-    def _lost(self, what: str, rank: Rank, error: RayError) -> WorkerLostError:
-        rank.is_lost = True
-        why = "" if isinstance(error, RayActorError) else f" ({in_words(error)})"
-        failure = failure_in(rank.log_end)
-        if failure is not None:  # torch ends the process of a rank whose collective timed out
-            return self._failed(f"{what}, which ended it", rank, failure)
-        return WorkerLostError(
-            f"{rank.who} died during {what}{why}{rank.log_tail}",
-            fix="if it was killed for memory, lower policy.microbatch_tokens or generation limits; "
-            f"the run replaces lost workers up to cluster.max_restarts times{rank.where_log}",
-        )
-
-    def _failed(self, what: str, rank: Rank, failure: Failure) -> WorkerLostError:
-        """``rank`` is lost for a failure that is not its code's."""
-        rank.is_lost = True
-        return failure.error(rank.who, what, rank.where_log)
-
-    def _hung(self, what: str, ranks: Sequence[Rank]) -> WorkerHungError:
-        for rank in ranks:
-            rank.is_lost = True
-        who = ", ".join(rank.who for rank in ranks)
-        return WorkerHungError(
-            f"the driver waited {self._timeout_s:.0f} s for {what} on {who}{ranks[0].log_tail}",
-            fix="raise cluster.worker_timeout_s if the work takes that long; else look at the log for what it waits "
-            f"for{ranks[0].where_log}",
-        )
-
-    def _stuck(self, what: str, ranks: Sequence[Rank], hang: Hang) -> WorkerHungError:
-        for rank in ranks:
-            rank.is_lost = True
-        names = {rank.number: rank.who for rank in ranks}
-        logs = {rank.number: rank.where_log for rank in ranks}
-        return hang.error(what, names, logs[hang.missing[0]])
 
 
 def _runtime_env(cluster: ClusterConfig, python: Path | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from nemorl.config import RunConfig
 from nemorl.config.models import Placement
 from nemorl.errors import ConfigIssue
 from nemorl.metrics import MetricInfo
-from nemorl_rl.config import offload_problems
+from nemorl_rl.placement.problems import offload_problems
 
 REFERENCE_METRICS = {
     "timing/train/policy_and_reference_logprobs": MetricInfo("Log-probs", "seconds", "old and reference log-probs")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from nemorl import __version__
 from nemorl.base.packages.standard_plugins import STANDARD_PLUGINS, how_to_install
-from nemorl.base.process.stopping import PromptStop, note
+from nemorl.base.process.stopping import note
 from nemorl.base.text.reading import shown
 from nemorl.base.text.secrets import redacted
 from nemorl.errors import Interrupted, NemorlError, UsageError
@@ -27,7 +27,7 @@ from nemorl_cli import compare, configs, evals, plugin_installs, plugins, runs, 
 from nemorl_cli.directory import commands as directory
 from nemorl_cli.forwarding import forward
 from nemorl_cli.help_texts import PANELS, App, group_with_default, panel_of
-from nemorl_cli.leaving import Others, leave
+from nemorl_cli.leaving import Others, PromptStop, leave
 from nemorl_cli.streams import SteadyStream
 from nemorl_cli.terminal import plain, say
 

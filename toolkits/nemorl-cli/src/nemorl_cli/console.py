@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Self, TextIO, cast
 
 from nemorl.base.text.secrets import Redactor
-from nemorl.metrics import THROUGHPUT_NAMES
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -28,7 +27,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from nemorl_cli.report.run_data import clock_time
+from nemorl_cli.report.run_data import THROUGHPUT_NAMES, clock_time
 from nemorl_cli.streams import steady
 from nemorl_cli.terminal import plain, styled
 

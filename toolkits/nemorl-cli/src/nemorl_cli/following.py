@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.files.jsonl import lines_after
+from nemorl.base.files.atomic import loading
+from nemorl.base.files.jsonl import parse_line
 from nemorl.base.files.ownership import FILE, Owner
 
 from nemorl_cli.report.records.reading import FOLDER, RecordFile, read_records, record_files
 from nemorl_cli.report.run_data import RunData
+
+MOST_BYTES = 1 << 20
+"""Read at once of a file that is followed."""
+
+
+def lines_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Objects of a JSON lines file beyond an offset, piece by piece: (objects of whole lines, the offset after them).
+
+    A file that is shorter by now was cut: there are no objects, and the offset is its end. One that is gone is empty.
+
+    Raises:
+        StorageError: The system refuses to give it.
+
+    Example:
+        >>> lines_after(Path("no/such/file"), 7)
+        ([], 0)
+    """
+    if not Path(path).is_file():
+        return [], 0
+    with loading(path), Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < offset:
+            return [], size
+        file.seek(offset)
+        data = file.read(MOST_BYTES)
+        while b"\n" not in data and (more := file.read(MOST_BYTES)):
+            data += more
+    whole = data[: data.rfind(b"\n") + 1]
+    return [record for line in whole.split(b"\n") if (record := parse_line(line)) is not None], offset + len(whole)
 
 
 class Tail:

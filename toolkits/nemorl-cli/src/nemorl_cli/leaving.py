@@ -1,4 +1,4 @@
-"""The end of a command: threads and processes that a plugin forgot are named, and hold nobody up.
+"""The end of a command: a signal stops it; threads and processes that a plugin forgot are named, and hold nobody up.
 
 Python waits for every thread that is no daemon, and a pipe stays open as long as a forked child has it: a run that has
 finished would hang, in a job that is paid for.
@@ -17,6 +17,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemorl.base.process.stopping import GracefulStop
+from nemorl.errors import Interrupted
+
 from nemorl_cli.terminal import say
 
 LINGER_S = 10.0
@@ -24,6 +27,20 @@ LINGER_S = 10.0
 POLL_S = 0.05
 OWN_ENDING = (b"multiprocessing", b"ray::", b"raylet")
 """In command lines of processes that end by themselves when this one does."""
+
+
+class PromptStop(GracefulStop):
+    """Inside the block, the first signal raises :class:`Interrupted`; the second acts as if we were not here."""
+
+    name: str | None = None
+    """Name of the signal that came."""
+
+    def __init__(self) -> None:
+        super().__init__(self._interrupt)
+
+    def _interrupt(self, name: str) -> None:
+        self.name = name
+        raise Interrupted(f"received {name}")
 
 
 @dataclass(frozen=True)

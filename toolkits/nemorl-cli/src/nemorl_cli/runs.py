@@ -6,10 +6,11 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from signal import SIGHUP
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from nemorl.base.process.stopping import TERMINAL_LOST
+from nemorl.base.process.stopping import NOBODY_WATCHES
 from nemorl.errors import ConfigError, ConfigIssue, TerminalLostError, UsageError
 from nemorl_rl.slots import MEMORY_PLAN
 from nemorl_trust.listening import allow_more_open_files
@@ -24,6 +25,9 @@ from nemorl_cli.terminal import plain, print_list, say
 if TYPE_CHECKING:
     from nemorl.config.run import RunConfig
     from nemorl.run import TrainResult
+
+TERMINAL_LOST = (f"received {SIGHUP.name}", NOBODY_WATCHES)
+"""Stop reasons that no person gave: the run is saved, and its command ends with an error."""
 
 ConfigPath = Annotated[Path, typer.Argument(help="Config file (.yaml or .json).", show_default=False)]
 Overrides = Annotated[list[str] | None, typer.Argument(help="path=value, e.g. policy.precision=bfloat16")]

@@ -1,4 +1,4 @@
-"""The only torch in the kernel: the ragged batch, log-probs, masked reductions and KL estimators.
+"""The tensors of training: the ragged batch, log-probs, masked reductions and KL estimators.
 
 Importing this package imports torch; ``import nemorl`` does not.
 """

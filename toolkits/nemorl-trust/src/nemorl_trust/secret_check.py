@@ -9,12 +9,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.text.secret_forms import SHORTEST, is_placeholder, is_secret_under, secrets_by_form
+from nemorl.base.text.secret_forms import SECRET_OPTION, SHORTEST, is_harmless, is_placeholder, secrets_by_form
 from nemorl.base.text.secrets import NAMED, SECRET_NAME, names_secret, redacted, secret_values
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigIssue
 
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+SECRET_KEY = re.compile(rf"(^|[._-])({SECRET_OPTION}|token|auth|authorization|cookie|bearer)$", re.IGNORECASE)
+"""Keys of a config whose texts are secrets."""
+NAME_OF_ONE = re.compile(r"[a-z0-9]{1,16}([-._/][a-z0-9]{1,16})+|[a-z]+")
+"""Under such a key this is the name of a secret, e.g. of one that Kubernetes keeps: ``nemorl-ca``."""
 ELSEWHERE = ("/", "$", "<")
 """How the value of a variable begins that is the path of a file, or the name of another variable."""
 GUESSING = {
@@ -73,6 +77,18 @@ def _secret_in(path: str, text: str, values: Mapping[str, str]) -> str | None:
     if (rule := _ruled(text)) is not None:
         return f"what looks like: {rule}"
     return None
+
+
+def is_secret_under(key: str, text: str) -> bool:
+    """The text under a key of a config is a secret, by the key's name.
+
+    >>> is_secret_under("wandb.api_key", "hunter2hunter"), is_secret_under("tls_secret", "nemorl-ca")
+    (True, False)
+    """
+    if not SECRET_KEY.search(key) or len(text) < SHORTEST:
+        return False
+    names_one = key.lower().endswith("secret") and NAME_OF_ONE.fullmatch(text)
+    return not is_placeholder(text) and not names_one and not is_harmless(key, text)
 
 
 def _ruled(text: str) -> str | None:

@@ -16,9 +16,6 @@ from typing import Any, Protocol, Self, runtime_checkable
 from nemorl.base.files.atomic import loading, replacing, storing
 from nemorl.base.text.secrets import redacted_json
 
-MOST_BYTES = 1 << 20
-"""Read at once by whoever follows a file."""
-
 
 class StepLog(Protocol):
     """Records of steps, in a file or folder of a run."""
@@ -63,7 +60,7 @@ class JsonlWriter:
         """
         with replacing(self.path) as target, self.path.open("rb") as source:
             for line in source:
-                record = _parse(line)
+                record = parse_line(line)
                 own = None if record is None else record.get("step")
                 if record is not None and not (isinstance(own, int | float) and own > step):
                     target.write(line.rstrip(b"\n") + b"\n")
@@ -96,35 +93,9 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         return
     with loading(path), Path(path).open("rb") as file:
         for line in file:
-            record = _parse(line)
+            record = parse_line(line)
             if record is not None:
                 yield record
-
-
-def lines_after(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Objects of a JSON lines file beyond an offset, piece by piece: (objects of whole lines, the offset after them).
-
-    A file that is shorter by now was cut: there are no objects, and the offset is its end. One that is gone is empty.
-
-    Raises:
-        StorageError: The system refuses to give it.
-
-    Example:
-        >>> lines_after(Path("no/such/file"), 7)
-        ([], 0)
-    """
-    if not Path(path).is_file():
-        return [], 0
-    with loading(path), Path(path).open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size < offset:
-            return [], size
-        file.seek(offset)
-        data = file.read(MOST_BYTES)
-        while b"\n" not in data and (more := file.read(MOST_BYTES)):
-            data += more
-    whole = data[: data.rfind(b"\n") + 1]
-    return [record for line in whole.split(b"\n") if (record := _parse(line)) is not None], offset + len(whole)
 
 
 def dumps(value: Any) -> bytes:
@@ -161,7 +132,8 @@ def _finite(value: Any) -> Any:
     return f"{len(value)} bytes" if isinstance(value, bytes | bytearray | memoryview) else value
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """The object of a line; ``None`` for one that is cut, or is no object."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -183,7 +155,7 @@ def _remove_cut_line(path: Path) -> None:
         last_line = tail.rpartition(b"\n")[2]
         if not last_line:
             return
-        if _parse(last_line) is not None:  # whole, only its newline is missing
+        if parse_line(last_line) is not None:  # whole, only its newline is missing
             file.seek(content_end)
             file.write(b"\n")
         else:

@@ -10,13 +10,9 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Self
 
-from nemorl.errors import Interrupted
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 NOBODY_WATCHES = "lost the terminal"
 """The stop reason of a run whose progress display cannot be written."""
-TERMINAL_LOST = (f"received {signal.SIGHUP.name}", NOBODY_WATCHES)
-"""Stop reasons that no person gave: the run is saved, and its command ends with an error."""
 
 
 class GracefulStop:
@@ -51,20 +47,6 @@ class GracefulStop:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._previous = {}
-
-
-class PromptStop(GracefulStop):
-    """Inside the block, the first signal raises :class:`Interrupted`; the second acts as if we were not here."""
-
-    name: str | None = None
-    """Name of the signal that came."""
-
-    def __init__(self) -> None:
-        super().__init__(self._interrupt)
-
-    def _interrupt(self, name: str) -> None:
-        self.name = name
-        raise Interrupted(f"received {name}")
 
 
 # Notes of a process to its supervisor

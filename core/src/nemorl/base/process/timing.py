@@ -39,36 +39,6 @@ class Timed:
     """On the clock that the class names."""
 
 
-class TurnSpan(NamedTuple):
-    """When a turn of an episode was made.
-
-    Example:
-        >>> TurnSpan(sequence=0, stop=12, span=Span(3.0, 4.5)).span.ended_s
-        4.5
-    """
-
-    sequence: int
-    """Which of the episode's token sequences it stands in."""
-    stop: int
-    """One beyond its last token there."""
-    span: Span
-
-
-class TimedTurns(Timed):
-    """Base class of episodes that say when each of their turns was made.
-
-    Example:
-        >>> class Episode(TimedTurns):
-        ...     span, turn_spans = Span(0.0, 1.5), (TurnSpan(0, 2, Span(0.5, 1.0)),)
-        >>> Episode().turn_spans[0].stop
-        2
-    """
-
-    __slots__ = ()
-    turn_spans: tuple[TurnSpan, ...]
-    """Of the policy's turns, and of the environment's between them; on the same clock."""
-
-
 class Timer:
     """Seconds per phase. Phases are named after the RL idea: ``generation``, ``policy_training``, …
 

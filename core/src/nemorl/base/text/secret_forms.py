@@ -14,15 +14,11 @@ from typing import NamedTuple
 SHORTEST = 8
 """Shorter values are found in any text by chance."""
 _VALUE = r"""(?P<value>[^\s"'`,;&|<>\\(){}\[\]]{8,})"""
-_NAME = (
+SECRET_OPTION = (
     r"(?:[\w-]{0,40}[_-])?(?:api[_-]?(?:key|token)|(?:access|auth|bearer|hf|session|refresh|id|github|personal)[_-]?token"
     r"|(?:access|private|secret|signing|encryption)[_-]?key|secret|client[_-]?secret|passw(?:or)?d|passphrase|credentials?)"
 )
 """How options and variables for secrets are called."""
-SECRET_KEY = re.compile(rf"(^|[._-])({_NAME}|token|auth|authorization|cookie|bearer)$", re.IGNORECASE)
-"""Keys of a config whose texts are secrets."""
-_NAME_OF_ONE = re.compile(r"[a-z0-9]{1,16}([-._/][a-z0-9]{1,16})+|[a-z]+")
-"""Under such a key this is the name of a secret, e.g. of one that Kubernetes keeps: ``nemorl-ca``."""
 _OF_A_TOKENIZER = re.compile(
     r"(pad|eos|bos|unk|sep|cls|mask|stop|end|start|special|image|video|audio|tool|think)\w*_token$", re.IGNORECASE
 )
@@ -78,14 +74,14 @@ FORMS = (
         re.IGNORECASE,
     ), ("cookie",)),
     Form("signature", re.compile(
-        rf"[?&;](?:{_NAME}|key|token|sig|signature|x-amz-(?:signature|security-token|credential)|x-goog-signature"
+        rf"[?&;](?:{SECRET_OPTION}|key|token|sig|signature|x-amz-(?:signature|security-token|credential)|x-goog-signature"
         r"|awsaccesskeyid)=(?P<value>[^\s&#\"'<>]{8,})", re.IGNORECASE
     ), ("key=", "token=", "sig=", "signature=", "secret=", "passw", "credential", "passphrase=", "keyid=")),
     Form("option", re.compile(
-        rf"(?<![\w-])--?(?:{_NAME}|token)(?:\s+|=)[\"']?(?!-)(?P<value>[^\s\"'`$<>]{{8,}})", re.IGNORECASE
+        rf"(?<![\w-])--?(?:{SECRET_OPTION}|token)(?:\s+|=)[\"']?(?!-)(?P<value>[^\s\"'`$<>]{{8,}})", re.IGNORECASE
     ), ("-",)),
     Form("secret", re.compile(
-        rf"(?<![\w$-])(?P<name>{_NAME}|(?:[\w-]{{0,40}}_)?token|(?:\w{{0,40}}_)?(?:PAT|APIKEY))\\{{0,3}}[\"']?\s*[=:]\s*\\{{0,3}}[\"']?"
+        rf"(?<![\w$-])(?P<name>{SECRET_OPTION}|(?:[\w-]{{0,40}}_)?token|(?:\w{{0,40}}_)?(?:PAT|APIKEY))\\{{0,3}}[\"']?\s*[=:]\s*\\{{0,3}}[\"']?"
         r"(?![/$<`*{(])" + _VALUE,
         re.IGNORECASE,
     ), ("key", "token", "secret", "passw", "passphrase", "credential", "pat")),
@@ -139,25 +135,14 @@ def is_placeholder(value: str) -> bool:
     return value.startswith(("<", "$", "{", "%")) or not value.strip("*.") or bool(_PLACEHOLDER.fullmatch(value))
 
 
-def is_secret_under(key: str, text: str) -> bool:
-    """The text under a key of a config is a secret, by the key's name.
-
-    >>> is_secret_under("wandb.api_key", "hunter2hunter"), is_secret_under("tls_secret", "nemorl-ca")
-    (True, False)
-    """
-    if not SECRET_KEY.search(key) or _OF_A_TOKENIZER.search(key) or len(text) < SHORTEST:
-        return False
-    names_one = key.lower().endswith("secret") and _NAME_OF_ONE.fullmatch(text)
-    return not is_placeholder(text) and not names_one and not _is_measure(key, text)
-
-
 def _can_be_secret(found: re.Match[str]) -> bool:
     value, name = found["value"], found.groupdict().get("name")
-    if is_placeholder(value) or (name is not None and (_OF_A_TOKENIZER.search(name) or _is_measure(name, value))):
+    if is_placeholder(value) or (name is not None and is_harmless(name, value)):
         return False
     is_mixed = any(map(str.isdigit, value)) or (any(map(str.isupper, value)) and any(map(str.islower, value)))
     return name is None or is_mixed or name.isupper()
 
 
-def _is_measure(name: str, value: str) -> bool:
-    return bool(_COUNTS.fullmatch(name) and _NUMBER.fullmatch(value))
+def is_harmless(name: str, value: str) -> bool:
+    """Under this name the value is a token of a tokenizer, or a measure of tokens."""
+    return bool(_OF_A_TOKENIZER.search(name) or (_COUNTS.fullmatch(name) and _NUMBER.fullmatch(value)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 from anyio.to_thread import run_sync
-from nemorl.base.files.jsonl import lines_after
+from nemorl_cli.following import lines_after
 
 from nemorl_insight.view.watched import Position, WatchedRun
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nemorl.metrics import THROUGHPUT_NAMES
 from nemorl_rl.alerts.alert import EVENT
 
 from nemorl_cli.report.declared import UNDECLARED, Declarations
 from nemorl_cli.report.records.picking import prompt_items, prompt_key
 from nemorl_cli.report.run_data import (
+    THROUGHPUT_NAMES,
     RunData,
     clip,
     clock_time,

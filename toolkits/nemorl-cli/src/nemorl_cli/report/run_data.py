@@ -26,6 +26,14 @@ MOST_NAMED = 5
 """Runs in the message about a folder that is none."""
 VERSION_KEYS = ("nemorl", "nemorl-core", "python", "torch", "transformers", "vllm", "ray")
 
+THROUGHPUT_NAMES = (
+    "performance/tokens_per_sec",
+    "performance/generation_tokens_per_sec",
+    "performance/training_worker_group_tokens_per_sec",
+    "performance/tokens_per_sec_per_gpu",
+)
+"""Metrics of speed, the one that says most first."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunData:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, takewhile, zip_longest
 from typing import TYPE_CHECKING
 
-from nemorl.base.process.timing import Span, TurnSpan
+from nemorl.base.process.timing import Span
 from nemorl.media import Media
 from nemorl.types import Branch, Completion, Prompt, Sample, Score
 
 from nemorl_rl.agents.seats import with_earned
-from nemorl_rl.serving.requests import TimedSample, TurnPlace
+from nemorl_rl.serving.requests import TimedSample, TurnPlace, TurnSpan
 
 if TYPE_CHECKING:
     import numpy

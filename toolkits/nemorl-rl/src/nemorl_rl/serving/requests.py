@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nemorl.base.process.timing import Span, Timed, TimedTurns, TurnSpan
+from nemorl.base.process.timing import Span, Timed
 from nemorl.contracts import RequestBackend
 from nemorl.types import Completion, GenerationRequest, Sample
 
@@ -69,6 +69,36 @@ class NamedRequests:
 # When responses, and the episodes that they are part of, began and ended. All are moments of `time.monotonic()` in the
 # process that drives the episodes. Engines may be on other machines, whose clocks differ: they say how long after its
 # request a response was made, and the moment of their answer is the anchor.
+
+
+class TurnSpan(NamedTuple):
+    """When a turn of an episode was made.
+
+    Example:
+        >>> TurnSpan(sequence=0, stop=12, span=Span(3.0, 4.5)).span.ended_s
+        4.5
+    """
+
+    sequence: int
+    """Which of the episode's token sequences it stands in."""
+    stop: int
+    """One beyond its last token there."""
+    span: Span
+
+
+class TimedTurns(Timed):
+    """Base class of episodes that say when each of their turns was made.
+
+    Example:
+        >>> class Episode(TimedTurns):
+        ...     span, turn_spans = Span(0.0, 1.5), (TurnSpan(0, 2, Span(0.5, 1.0)),)
+        >>> Episode().turn_spans[0].stop
+        2
+    """
+
+    __slots__ = ()
+    turn_spans: tuple[TurnSpan, ...]
+    """Of the policy's turns, and of the environment's between them; on the same clock."""
 
 
 class TurnPlace(NamedTuple):

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from nemorl.base.process.timing import TimedTurns
 from nemorl.media import Media, media_by_name
 from nemorl.types import Sample, Score
 from nemorl_rl.agents.seats import SeatScores
 from nemorl_rl.rollouts.outcomes import outcome_of
-from nemorl_rl.serving.requests import PlacedSample
+from nemorl_rl.serving.requests import PlacedSample, TimedTurns
 
 from nemorl_cli.report.records.columns import doubles, field_lists, named_numbers, routes_column, strings, token_lists
 from nemorl_cli.report.records.items import Shown

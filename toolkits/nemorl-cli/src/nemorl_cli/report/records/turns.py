@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from nemorl.base.process.timing import Span, TimedTurns
+from nemorl.base.process.timing import Span
 from nemorl.types import Sample
+from nemorl_rl.serving.requests import TimedTurns
 
 from nemorl_cli.report.records.columns import doubles, strings
 from nemorl_cli.report.records.items import Shown, shown_column, shown_in
