@@ -64,7 +64,7 @@ def names(path: Path) -> frozenset[str]:
 
 
 @cache
-def tests() -> frozenset[str]:
+def known_tests() -> frozenset[str]:
     return frozenset(name for place, path in files().items() if place.startswith("tests/") for name in names(path))
 
 
@@ -78,7 +78,7 @@ def missing_places(text: str) -> list[str]:
         defined = [names(path) for path in at(file)]
         if not any(set(symbols) <= known for known in defined):
             found.append("::".join([file, *symbols]))
-    return found + [name for name in _TEST.findall(text) if name not in tests() and not at(f"{name}.py")]
+    return found + [name for name in _TEST.findall(text) if name not in known_tests() and not at(f"{name}.py")]
 
 
 def missing_modules(text: str) -> list[str]:
