@@ -11,10 +11,13 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from importlib.metadata import distributions
+from importlib.metadata import EntryPoint, distributions
+from importlib.resources import files
 
 BY_OTHERS = {"pytest11"}
 """Groups that only a program of others loads, which thereby is installed."""
+FILES = {"nemorl.templates"}
+"""Groups whose entries name a file of a package, not an object."""
 
 
 def probe() -> dict[str, object]:
@@ -25,7 +28,7 @@ def probe() -> dict[str, object]:
     for distribution in ours:
         for entry in (found for found in distribution.entry_points if found.group not in BY_OTHERS):
             try:
-                entry.load()
+                _load(entry)
                 loaded += 1
             except BaseException:  # of any kind: it is told, and the next one tried
                 wrong.append(f"{distribution.name}: {entry.group} {entry.name}: {traceback.format_exc(limit=-3)}")
@@ -37,6 +40,13 @@ def probe() -> dict[str, object]:
         "wrong": wrong,
         "packages": [(found.name, found.version) for found in everything],
     }
+
+
+def _load(entry: EntryPoint) -> None:
+    if entry.group not in FILES:
+        entry.load()
+    elif not files(entry.module).joinpath(entry.attr).read_bytes():
+        raise FileNotFoundError(f"{entry.value} is empty")
 
 
 if __name__ == "__main__":
