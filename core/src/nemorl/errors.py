@@ -14,13 +14,12 @@ from __future__ import annotations
 import inspect
 import signal
 import threading
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from sysconfig import get_paths
 from types import TracebackType
+
+from nemorl.base.packages.distributions import place_of
 
 
 class NemorlError(Exception):
@@ -279,22 +278,6 @@ class boundary:  # noqa: N801  (reads as a statement: `with boundary("environmen
         if not isinstance(error, Exception):
             fix = 'raise an Exception to end a run with an error, call trainer.stop("reason") to end it well'
         raise ForeignError(f"{self._owner} raised {type(error).__name__}: {error}", fix=fix) from error
-
-
-def place_of(error: BaseException) -> str | None:
-    """The innermost line of a traceback that is neither nemorl's nor of an installed package or Python itself.
-
-    >>> place_of(ValueError("never raised")) is None
-    True
-    """
-    libraries = tuple(get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-    here = Path.cwd()
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file, module = Path(frame.f_code.co_filename), str(frame.f_globals.get("__name__", ""))
-        is_ours = module.startswith("nemorl") and "." in module
-        if file.is_file() and not str(file).startswith(libraries) and not is_ours:
-            return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {line}"
-    return None
 
 
 def _is_asked_for(error: BaseException, trace: TracebackType | None) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from nemorl import errors
+from nemorl.base.packages.distributions import place_of
 from nemorl.errors import (
     ConfigError,
     ConfigIssue,
@@ -22,7 +23,6 @@ from nemorl.errors import (
     NemorlError,
     UsageError,
     boundary,
-    place_of,
 )
 from recorded_messages import Raises
 

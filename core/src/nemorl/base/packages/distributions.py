@@ -9,10 +9,12 @@ metadata as they always do.
 from __future__ import annotations
 
 import stat
+import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from sysconfig import get_paths
 from typing import Any
 
 MAX_BYTES = 32 << 20
@@ -150,3 +152,19 @@ def _sound_points(text: str, damage: str | None) -> tuple[str, str | None]:
             continue
         sound.append(line)
     return "\n".join(sound), damage
+
+
+def place_of(error: BaseException) -> str | None:
+    """The innermost line of a traceback that is neither nemorl's nor of an installed package or Python itself.
+
+    >>> place_of(ValueError("never raised")) is None
+    True
+    """
+    libraries = tuple(get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+    here = Path.cwd()
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file, module = Path(frame.f_code.co_filename), str(frame.f_globals.get("__name__", ""))
+        is_ours = module.startswith("nemorl") and "." in module
+        if file.is_file() and not str(file).startswith(libraries) and not is_ours:
+            return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {line}"
+    return None

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
+from nemorl.base.packages.distributions import place_of
 from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.contracts.environment import Environment, as_score
-from nemorl.errors import ConfigIssue, NemorlError, boundary, place_of
+from nemorl.errors import ConfigIssue, NemorlError, boundary
 from nemorl.media import Media
 from nemorl.plugins.slots import foreign_words
 from nemorl.types import Prompt, Row
