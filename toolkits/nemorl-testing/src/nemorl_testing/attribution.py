@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from nemorl.errors import NemorlError
+from nemorl.errors import ForeignError, NemorlError
 
 
 def describe(error: BaseException, module: str) -> str:
@@ -19,7 +19,8 @@ def describe(error: BaseException, module: str) -> str:
     """
     said = f"{type(error).__name__}: {error}"
     if isinstance(error, NemorlError):
-        said = f"{error.message} (fix: {error.fix})" if error.fix else error.message
+        is_told = error.fix and not isinstance(error, ForeignError)  # whose fix is to look at the place that follows
+        said = f"{error.message} (fix: {error.fix})" if is_told else error.message
     package = module.partition(".")[0]
     frames = [frame for cause in _causes(error) for frame in traceback.walk_tb(cause.__traceback__)]
     own = [place for place in frames if _package(place[0]) == package]
