@@ -48,7 +48,7 @@ BSD = "no SPDX name; the licence text in its wheel is one of BSD's, which asks f
 ARGUED: Mapping[str, tuple[str, str]] = {
     "certifi|tqdm|orjson": ("MPL|Mozilla", MPL),
     "pebble|soxr|pycountry": ("LGPL", LGPL),
-    "nvidia-.*|cuda-toolkit": ("NVIDIA|Other/Proprietary|UNKNOWN", CUDA),
+    "nvidia-.*|cuda-toolkit|cuda-python": ("NVIDIA|Other/Proprietary|UNKNOWN", CUDA),
     "openai-harmony|oss-harmony|prime-pydantic-config|protobuf-py-ext|quack-kernels": ("UNKNOWN", APACHE),
     "openenv-core|torchcodec|zss": ("UNKNOWN", BSD),
     "supervisor": ("BSD-derived", BSD),
