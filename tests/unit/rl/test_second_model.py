@@ -17,6 +17,7 @@ from nemorl_rl.policy_gradient.config import ClippedConfig
 from nemorl_rl.policy_gradient.trainer import PolicyGradientTrainer
 from nemorl_tensors import TokenBatch
 from nemorl_testing.losses import certify_loss
+from recorded_messages import Raises
 
 PAGE = Path(__file__).parents[3] / "docs/plugin-kinds/algorithm.md"
 
@@ -76,8 +77,8 @@ class JudgedTrainer(PolicyGradientTrainer[ClippedConfig]):
         return [Unasked()]
 
 
-def test_a_transform_that_reads_a_reference_which_nobody_asked_for_is_refused() -> None:
-    with pytest.raises(UsageError, match="reads reference_logprobs") as refused:
+def test_a_transform_that_reads_a_reference_which_nobody_asked_for_is_refused(raises: Raises) -> None:
+    with raises(UsageError, "reference_logprobs") as refused:
         JudgedTrainer(ClippedConfig(model="org/model", kl_penalty=0)).setup()
     assert "`needs_reference` of ClippedConfig" in str(refused.value.fix)
     JudgedTrainer(ClippedConfig(model="org/model", kl_penalty=0.1)).setup()

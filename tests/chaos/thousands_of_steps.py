@@ -1,6 +1,6 @@
 """Runs of thousands of steps under random signals, for hours: memory flat, files bounded, the end the same.
 
-    python tests/chaos/long_runs.py .chaos/long --subject grpo --steps 2000 --mean-s 60 --seed 0
+    python tests/chaos/thousands_of_steps.py .chaos/long --subject grpo --steps 2000 --mean-s 60 --seed 0
 
 The run is played twice through the command line: undisturbed, and with a signal (SIGKILL, SIGTERM, SIGINT, or SIGSTOP
 for some seconds) to its processes about every ``--mean-s`` seconds, started again whenever it has ended before its last
