@@ -67,6 +67,8 @@ class RayVirtualCluster:
         >>> cluster.shutdown()  # doctest: +SKIP
     """
 
+    share = 1.0
+
     def __init__(
         self,
         workers_per_node: Sequence[int],
@@ -115,8 +117,6 @@ class RayVirtualCluster:
             for node, (group, count) in enumerate(zip(self._groups, self._counts, strict=True))
             for index in range(count)
         ]
-
-    share = 1.0
 
     @classmethod
     def single_places(cls, count: int, config: ClusterConfig, *, devices_per_worker: int, role: str) -> list[Self]:

@@ -220,7 +220,7 @@ class RolloutResources(TenantResources):
 
             trainer, share = self.launcher.training_places
             lent = LentEngines(fleet, partial(self._during, SYNC))
-            fleet.lend(LentPlaces.of(trainer, self.config.generation.backend.devices_per_replica, share), lent)
+            fleet.start_on(LentPlaces.of(trainer, self.config.generation.backend.devices_per_replica, share), lent)
             self._admit_engine(lent)
         self._fleet = fleet
         FleetKeeper(fleet, self._scratch / FOLDER.name, lambda: {"backend": name, "weights": self._version})

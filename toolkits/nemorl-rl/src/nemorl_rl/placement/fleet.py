@@ -224,13 +224,10 @@ class EngineFleet:
 
     def start(self, size: int) -> None:
         """Begin with this many engines, all started at the same time."""
-        self._start([self._source.starter.reserve_engine(0.0) for _ in range(size)], None)
+        self.start_on([self._source.starter.reserve_engine(0.0) for _ in range(size)])
 
-    def lend(self, places: Sequence[Devices], host: Host) -> None:
-        """Start engines on these devices of the trainer as well."""
-        self._start(places, host)
-
-    def _start(self, places: Sequence[Devices], host: Host | None) -> None:
+    def start_on(self, places: Sequence[Devices], host: Host | None = None) -> None:
+        """Begin with engines on these devices; the trainer's, where it is their host."""
         begin_s, engines = time.monotonic(), [Engine(next(self._numbers), devices, host) for devices in places]
         self._engines += engines
         with self._source.building(host) as weights:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -86,10 +86,7 @@ class Source:
     @contextmanager
     def building(self, host: Host | None) -> Iterator[WeightHandle | None]:
         """The newest weights, and room for engines of this host to start from them."""
-        if host is None:
-            yield self.newest()
-            return
-        with host.turn():
+        with nullcontext() if host is None else host.turn():
             yield self.newest()
 
     def build(self, engine: Engine, weights: WeightHandle | None) -> None:
