@@ -18,6 +18,7 @@ from tiers import only
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
+expect.set_options(timeout=60_000)  # two polls and the page's own pause take up to four seconds where nothing else runs
 CHROMIUM = Path("/usr/bin/chromium")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 ATTACK = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>\u202eevil\x1b[31m{{7*7}}"
@@ -362,6 +363,23 @@ def test_what_the_run_adds_appears(run: Path, viewer: Viewer, page_of: Open) -> 
     with (run / "events.jsonl").open("a") as file:
         file.write(json.dumps(raised) + "\n")
     expect(page.locator(".alert b").filter(has_text="rises")).to_have_count(1)
+
+
+@pytest.mark.full
+def test_what_is_added_while_a_view_is_read_appears(run: Path, viewer: Viewer, page_of: Open) -> None:
+    page = page_of("light")
+    go(page, viewer.url, "events")
+
+    def late(route: Any) -> None:
+        """An answer of before the addition comes after the page was told of it and has waited to look again."""
+        answer = route.fetch()
+        add_step(run, 3)
+        page.wait_for_timeout(5_000)
+        route.fulfill(response=answer)
+
+    page.route(re.compile("/api/runs/0/steps"), late, times=1)
+    page.evaluate("location.hash = 'samples'")
+    expect(page.locator(".stepper output")).to_have_text("step 3 of 3")
 
 
 @pytest.mark.full

@@ -108,6 +108,8 @@ class App {
     const place = el("div", { class: `view ${state.view}` }, el("p", { class: "empty" }, "Reading …"));
     replace(this.main, place);
     this.refreshView = null;
+    this.isReading = true;
+    this.isBehind = false;
     try {
       const refresh = await VIEWS[state.view](place, state);
       if (showing === this.showing) this.refreshView = refresh ?? null;
@@ -115,6 +117,9 @@ class App {
     } catch (error) {
       replace(place, el("p", { class: "problem" }, `This cannot be shown: ${error.message}`));
     }
+    if (showing !== this.showing) return;
+    this.isReading = false;
+    if (this.isBehind) this.refresh();
   }
 
   key(event) {
@@ -133,15 +138,18 @@ class App {
     return this.refreshView?.key?.(name) ?? false;
   }
 
+  async refresh() {
+    this.state.kept.clear();
+    if (this.isReading) this.isBehind = true; // what is being read may be of before
+    else if (this.refreshView) {
+      const key = this.refreshView.key, next = await this.refreshView();
+      if (next) this.refreshView = next;
+      else if (key) this.refreshView.key = key;
+    } else if (this.state.view === "events") this.show();
+  }
+
   listen() {
-    const refresh = later(async () => {
-      this.state.kept.clear();
-      if (this.refreshView) {
-        const key = this.refreshView.key, next = await this.refreshView();
-        if (next) this.refreshView = next;
-        else if (key) this.refreshView.key = key;
-      } else if (this.state.view === "events") this.show();
-    }, REFRESH_MS);
+    const refresh = later(() => this.refresh(), REFRESH_MS);
     source.listen(this.info.position, (message) => {
       const isOpen = message.kind !== "disconnected";
       this.light.className = `light ${isOpen ? "on" : "off"}`;
