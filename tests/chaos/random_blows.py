@@ -26,7 +26,6 @@ from blows import BALLAST, Blow, schedule
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from forked_workers import python_that_forks
 from lives import SIZES, files, warm
-from nemorl_rl.models.tiny import write_tiny_model
 from ray_nodes import can_be_made
 from run_checks import broken_promises, differences, metrics
 from stand_ins import STAND_INS, StandIn
@@ -49,7 +48,7 @@ class RandomBlows:
     def __init__(self, folder: Path, name: str, forks: Warm) -> None:
         self.folder, self.name, self.subject, self.forks = folder, name, SUBJECTS[name], forks
         folder.mkdir(parents=True, exist_ok=True)
-        self.model = write_tiny_model(folder / "tiny", **{**SIZES, **self.subject.sizes})
+        self.model = self.subject.write_model(folder / "tiny", **SIZES)
         self.whole, self.disk = folder / "whole", folder / "disk"
         shutil.rmtree(self.whole, ignore_errors=True)
         self.disk.mkdir(exist_ok=True)

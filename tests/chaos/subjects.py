@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from blows import LOCAL, ON_RAY
+from nemorl_rl.models.tiny import write_tiny_model
+from nemorl_rl.models.tiny_sight import write_tiny_sight
 
 HERE = Path(__file__).parent
 CHILDREN = ("kill child", "kill child", "freeze child")
@@ -29,8 +31,14 @@ class Subject:
     """Blows after which they are not: what a grader or a judge did not say in time cannot be learnt from."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Of the model, where the smallest does not do."""
+    sees: bool = False
+    """Its model does."""
     imports: tuple[str, ...] = ()
     """Modules that are warm before the first life."""
+
+    def write_model(self, path: Path, **sizes: int) -> Path:
+        """Its model, of these sizes where it has none of its own."""
+        return write_tiny_sight(path) if self.sees else write_tiny_model(path, **{**sizes, **self.sizes})
 
     @property
     def has_nodes(self) -> bool:
@@ -61,6 +69,10 @@ ON_NODES = (
     "kill generator",
     "kill generator",
 )
+SEEN = {
+    "data": {"name": "drawings", "num_train": 16, "num_validation": 2},
+    "policy": {"max_sequence_tokens": 64, "media": {"train": ["connector", "tower"]}},
+}
 LATE = {"timeout_s": 8}
 """Of graders and programs: short, for they are frozen."""
 JUDGED = {"name": "judge", "url": "http://{address}/v1", "model": "stand-in", "deadline_s": 10.0}
@@ -80,6 +92,7 @@ FOR_VLLM = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 
 SUBJECTS: dict[str, Subject] = {
     "grpo": Subject(),
     "sft": Subject({"algorithm": "sft"}, has_reward=False),
+    "images": Subject(SEEN, sees=True),
     "saving beside the step": Subject({"checkpoint": {"asynchronous": True}}),
     "megatron": Subject({"policy": {"backend": "megatron"}}),
     "math environment": Subject(

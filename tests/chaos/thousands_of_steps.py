@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from nemorl_rl.models.tiny import write_tiny_model
 from run_checks import broken_promises, differences
 from subjects import HERE, SUBJECTS
 from tiny_runs import settings
@@ -115,7 +114,7 @@ def played(folder: Path, name: str, arguments: argparse.Namespace, mean_s: float
     (folder / "reward.py").write_text(REWARD)
     model = folder / "model"
     if not model.is_dir():
-        write_tiny_model(model, **SUBJECTS[arguments.subject].sizes)
+        SUBJECTS[arguments.subject].write_model(model)
     made = settings(str(model), str(place), arguments.subject, "")
     if SUBJECTS[arguments.subject].has_reward:
         made["environment"] = f"{folder.resolve() / 'reward.py'}:digits"

@@ -58,9 +58,13 @@ def settings(model: str, run_dir: str, subject: str, address: str) -> dict[str, 
         "loggers": [],
         **({"batch_size": 2} if algorithm == "sft" else SAMPLING),
     }
-    return {
-        name: {**value, **changes.get(name, {})} if isinstance(value, dict) else value for name, value in shared.items()
-    } | {name: value for name, value in changes.items() if name not in shared}
+    return shared | {name: changed(shared.get(name), change) for name, change in changes.items()}
+
+
+def changed(value: Any, change: Any) -> Any:
+    """A part of the settings after a change: what the change does not say stays, unless it names another part."""
+    is_added = isinstance(value, dict) and isinstance(change, dict) and "name" not in change
+    return {**value, **change} if is_added else change
 
 
 def train(
