@@ -21,7 +21,7 @@ from nemorl_dtensor.ranks import local
 
 
 class WholeLinear(ParallelStyle):
-    """The whole weight on every rank, multiplied with the states that this rank has."""
+    """The whole weight on every rank, multiplied with the states that this rank has, in their precision."""
 
     def __init__(self, gradients: Placement) -> None:
         """
@@ -40,9 +40,9 @@ class WholeLinear(ParallelStyle):
 
 
 def _product(module: nn.Module, gradients: Placement, states: Tensor) -> Tensor:
-    weight = module.weight
+    weight, given = module.weight, local(states)
     assert isinstance(weight, DTensor), "it was distributed"
-    return torch.nn.functional.linear(local(states), weight.to_local(grad_placements=[gradients]))
+    return torch.nn.functional.linear(given, weight.to_local(grad_placements=[gradients]).to(given.dtype))
 
 
 def columns_plan(name: str) -> dict[str, ParallelStyle]:
