@@ -127,7 +127,9 @@ def test_two_hundred_episodes_with_clients_that_leave_never_mix_and_leave_nothin
 
         access = gateway.open(ScriptedPolicy(say, episode_id=f"episode {number}"))
         address = {"base_url": access.openai_base_url, "api_key": access.api_key}
-        agent = openai.AsyncOpenAI(**address, max_retries=0, http_client=client)
+        agent = openai.AsyncOpenAI(
+            **address, max_retries=0, timeout=300, http_client=client
+        )  # the SDK gives a connection 5 s
 
         async def ask(turn: int) -> None:
             asked = {"model": "policy", "messages": [{"role": "user", "content": str(turn)}], "stream": turn % 2 == 1}
