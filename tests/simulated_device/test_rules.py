@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from nemorl_testing.simulated_device import memory, waits
+from nemorl_testing.simulated_device import memory, streams, waits
 from nemorl_testing.simulated_device.streams import StreamError
 from nemorl_testing.simulated_device.tensors import allocator, races
 
@@ -65,6 +65,15 @@ def test_waits_of_the_host_are_counted_with_their_lines(device: str) -> None:
     assert [line.partition(":")[0] for line in lines] == ["simulated_device/test_rules.py"]
 
 
+def test_waits_are_counted_within_each_other(device: str) -> None:
+    here = torch.ones(2, device=device)
+    with waits.counted() as outer:
+        with waits.counted() as inner:
+            pass  # nothing yet: both are alike
+        here.sum().item()
+    assert (sum(outer.values()), sum(inner.values())) == (1, 0)
+
+
 def test_inference_mode_hides_no_wait(device: str) -> None:
     with torch.inference_mode():
         here = torch.zeros(3, device=device)
@@ -106,6 +115,25 @@ def test_the_cache_splits_joins_and_keeps_segments() -> None:
         own.free(piece)
     assert own.allocate(20 * MIB) is not None
     assert own.reserved == 22 * MIB, "neighbours that are free again are one piece"
+
+
+def test_memory_that_cannot_be_resized_is_given_back_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, tensor = allocator.allocated, torch.ones(1024, device=device)
+    block = tensor.block  # type: ignore[attr-defined]
+    monkeypatch.setattr(allocator, "total", allocator.reserved)
+    with pytest.raises(torch.OutOfMemoryError):
+        block.resize(64 * MIB)
+    del tensor, block
+    assert allocator.allocated == before
+
+
+def test_a_stream_may_be_entered_twice(device: str) -> None:
+    before, stream = streams.current(), streams.Stream()
+    with stream:
+        with stream:
+            assert streams.current() is stream
+        assert streams.current() is stream
+    assert streams.current() is before
 
 
 def test_a_stream_that_reads_what_another_writes_has_to_wait(device: str) -> None:

@@ -1,10 +1,10 @@
 """A training checkpoint: PyTorch's distributed checkpoint over safetensors files, and JSON. No pickle, so reading one
 runs no code.
 
-``model/`` (trainable parameters, biases of routers), ``optimizer/`` and ``optimizer.json`` (AdamW state, the number of
-steps),
-``rng-<rank>.safetensors`` (torch generators). Every rank writes its own shards, and a file says in its header which
-part of which tensor it holds; so one rank reads what two have written, and the other way round.
+``model/`` (trainable parameters, biases of routers), ``optimizer/`` and ``optimizer.json`` (moments and float32
+masters, the number of steps), ``rng-<rank>.safetensors`` (torch generators). Every rank writes its own shards, and a
+file says in its header which part of which tensor it holds; so one rank reads what two have written, and the other way
+round.
 """
 
 from __future__ import annotations

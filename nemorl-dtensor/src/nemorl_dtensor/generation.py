@@ -78,10 +78,12 @@ class HFGeneration(RequestLoop):
     def observe(self, request: GenerationRequest) -> tuple[Completion, Activations]:
         """A response, and what the model computed for it (``ObservableSampler``)."""
         recorder, newest = Recorder(), self._versions.newest
-        with newest.model.observed(recorder):
+        try:
+            with newest.model.observed(recorder):
+                self.call(newest.batch.renew)
+                ((completion,),) = self.generate([request])
+        finally:
             self.call(newest.batch.renew)
-            ((completion,),) = self.generate([request])
-        self.call(newest.batch.renew)
         return completion, recorder.activations()
 
     def update_weights(self, handle: WeightHandle, version: int) -> int:

@@ -94,9 +94,11 @@ class LiveModel:
     @contextmanager
     def observed(self, recorder: Recorder) -> Iterator[None]:
         """Within it, what the next decoder computes is recorded."""
-        with observed_decoding(self._model, self._max_tokens, recorder) as self._observed:
-            yield
-        self._observed = None
+        try:
+            with observed_decoding(self._model, self._max_tokens, recorder) as self._observed:
+                yield
+        finally:
+            self._observed = None
 
     def decoder(self) -> Decoder:
         """One without rows."""

@@ -208,7 +208,7 @@ class Optimizer:
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
-    """AdamW's master: the parameter, this rank's part of it (the same memory), or a float32 copy of either."""
+    """What is updated: the parameter, this rank's part of it (the same memory), or a float32 copy of either."""
     if isinstance(parameter, DTensor):
         parameter = nn.Parameter(local(parameter.detach()))
     if parameter.dtype == torch.float32:

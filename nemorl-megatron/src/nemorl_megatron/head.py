@@ -24,7 +24,21 @@ if TYPE_CHECKING:
     from nemorl_megatron.parallel import Parallel
 
 
-class OutputHead:
+class _Head:
+    """A head of a last stage, which scores whole sequences."""
+
+    def __init__(self, parallel: Parallel) -> None:
+        self._divided = parallel.sizes.sequence_parallel
+
+    def whole(self, states: Tensor) -> Tensor:
+        """[S, B, H] from [S / tensor, B, H] where sequences are divided; what the model gave elsewhere. Collective."""
+        if not self._divided:
+            return states
+        # The gradient that comes back is whole on every rank, so it is only cut.
+        return gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)  # type: ignore[no-any-return]
+
+
+class OutputHead(_Head):
     """The head of a model whose last stage is on this rank."""
 
     def __init__(self, model: GPTModel, parallel: Parallel, vocabulary: int, cap: float | None = None) -> None:
@@ -35,8 +49,8 @@ class OutputHead:
             vocabulary: Token ids are below this.
             cap: Logits l become cap * tanh(l / cap).
         """
+        super().__init__(parallel)
         self._model = model
-        self._divided = parallel.sizes.sequence_parallel
         self.cap = cap
         self.group = model.pg_collection.tp
         """The ranks that share the vocabulary."""
@@ -52,13 +66,6 @@ class OutputHead:
         whole = self._model.shared_embedding_or_output_weight() if tied else self._model.output_layer.weight
         rows: Tensor = whole[: self._tokens]
         return rows
-
-    def whole(self, states: Tensor) -> Tensor:
-        """[S, B, H] from [S / tensor, B, H] where sequences are divided; what the model gave elsewhere. Collective."""
-        if not self._divided:
-            return states
-        # The gradient that comes back is whole on every rank (``score`` sees to it), so it is only cut.
-        return gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)  # type: ignore[no-any-return]
 
     def score(
         self,
@@ -90,7 +97,7 @@ class OutputHead:
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
-class ValueOutput:
+class ValueOutput(_Head):
     """The value head of a critic or reward model whose last stage is on this rank."""
 
     def __init__(self, model: GPTModel, parallel: Parallel) -> None:
@@ -99,14 +106,8 @@ class ValueOutput:
             model: This rank's last piece.
             parallel: This rank's place.
         """
-        self._head, self._divided = model.value_head, parallel.sizes.sequence_parallel
-
-    def whole(self, states: Tensor) -> Tensor:
-        """As :meth:`OutputHead.whole`. Collective."""
-        if not self._divided:
-            return states
-        # Every rank computes the same values of whole states, so what comes back is only cut.
-        return gather_from_sequence_parallel_region(states, tensor_parallel_output_grad=False)  # type: ignore[no-any-return]
+        super().__init__(parallel)
+        self._head = model.value_head
 
     def score(
         self, states: Tensor, _targets: Tensor, _temperature: float = 1.0, keep: TokenFilter | None = None

@@ -46,7 +46,7 @@ def observed(pieces: Sequence[nn.Module], parallel: Parallel, recorder: Recorder
     if parallel.world_size > 1 or len(pieces) > 1 or not isinstance(model, PolicyModel):
         raise BackendError(
             "activations of a model that is in parts, or that Megatron-Bridge built, cannot be recorded",
-            fix="compare on one worker, with policy.backend.bridge: own",
+            fix="compare on one worker, and uninstall megatron-bridge if nemorl-megatron knows the model itself",
         )
     taps: list[tuple[nn.Module, int | None, Tap]] = []
     for index, layer in enumerate(model.decoder.layers):

@@ -190,7 +190,6 @@ class VLLMConfig(LowerPrecision, GuessesAhead, GenerationBackendConfig, PlansEng
         if self.speculative is not None and self.pipeline_parallel_size > 1:
             message = "guesses are checked on the last pipeline stage, and have not been seen to work with several"
             yield ConfigIssue("speculative", message, "set pipeline_parallel_size: 1, or remove speculative")
-
         if self.data_parallel_size > 1:
             yield from self._untried_with_ranks()
         if self.kept_layers is not None and self.precision is None:

@@ -16,6 +16,7 @@ from dataclasses import replace
 from multiprocessing import active_children
 from typing import TYPE_CHECKING, Any
 
+from nemorl.errors import DeadlineError
 from nemorl.plugins import registry
 from nemorl.resources.ports import free_port
 from nemorl.weights import WeightHandle, transport
@@ -132,7 +133,7 @@ class FurtherNodes:
             there = replace(context, gpus=gpus, further_nodes=(), further_gpus=())
             built.append(actor.build.remote(_Build(given), there))
         try:
-            self._found(built, PREPARING_S)
+            _answers(built, PREPARING_S)
         except BaseException:
             self.close()
             raise
@@ -147,7 +148,7 @@ class FurtherNodes:
             WeightsLostError: A node could not fetch them.
         """
         asked = [actor.invoke.remote("backend", "republish", {}, None, handle) for actor in self._actors]
-        return (self._republisher.handle(handle), *self._found(asked))
+        return (self._republisher.handle(handle), *_answers(asked))
 
     def close(self) -> None:
         """End the workers of the further nodes. Calling it twice is harmless."""
@@ -161,19 +162,6 @@ class FurtherNodes:
             ray.wait(asked, num_returns=len(asked), timeout=CLOSING_S)
             for actor in actors:
                 ray.kill(actor)
-
-    def _found(self, asked: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
-        if not asked:
-            return []
-        import ray
-
-        try:
-            found: list[Any] = ray.get(list(asked), timeout=timeout_s)
-        except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, Exception):
-                raise error.cause from error
-            raise
-        return found
 
     def _watch(self, rank: int, served: Any) -> None:
         """End this process when the workers of a further node are lost: the run replaces it as any lost worker. vLLM
@@ -200,6 +188,30 @@ class _Build:
 
     def __call__(self, context: WorkerContext) -> NodeWorkers:
         return NodeWorkers(self._arguments, context)
+
+
+def _answers(asked: Sequence[Any], timeout_s: float | None = None) -> list[Any]:
+    """What each further node answers.
+
+    Raises:
+        DeadlineError: One does not, in so many seconds.
+    """
+    if not asked:
+        return []
+    import ray
+
+    try:
+        found: list[Any] = ray.get(list(asked), timeout=timeout_s)
+    except ray.exceptions.GetTimeoutError as error:
+        raise DeadlineError(
+            f"not all of the {len(asked)} further nodes of this vLLM engine were ready within {timeout_s:.0f} s",
+            fix="look at the logs of their workers: one cannot import vLLM, or reads the model from a slow disk",
+        ) from error
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, Exception):
+            raise error.cause from error
+        raise
+    return found
 
 
 def _say_address() -> str:

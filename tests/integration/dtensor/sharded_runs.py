@@ -18,7 +18,14 @@ from nemorl.resources.worker import WorkerContext
 from nemorl_dtensor.config import DTensorConfig
 from nemorl_dtensor.ranks import local, whole
 from nemorl_dtensor.training import DTensorBackend
-from nemorl_tensors import TokenBatch, linear_logprobs, vocab_parallel_logprobs
+from nemorl_tensors import (
+    TokenBatch,
+    linear_logprobs,
+    linear_topk_logprobs,
+    parallel_logprobs,
+    vocab_parallel_logprobs,
+    vocab_parallel_topk_logprobs,
+)
 from nemorl_tensors.filtering import TokenFilter
 from nemorl_testing.batches import Selective, WeightedNLL, ragged_batch
 from spread_cases import halved_step
@@ -191,6 +198,8 @@ def compare_heads(context: WorkerContext) -> list[float]:
     )
     generator = torch.Generator().manual_seed(1)
     differences = []
+    # By default 3 positions at a time of 6 entries, which ranks of 5 would make 4.
+    parallel_logprobs.CHUNK_LOGITS = 20
     keeps = (None, TokenFilter(3), TokenFilter(None, 0.7), TokenFilter(8, 0.6))
     heads = ((None, 1.0, None), (None, 0.7, 3), (5.0, 1.3, 4))
     for (softcap, temperature, chunk), keep in product(heads, keeps):
@@ -215,5 +224,12 @@ def compare_heads(context: WorkerContext) -> list[float]:
         expected = (wanted[0], wanted[1][first:last], wanted[2][first:last])
         differences.append(float((spread - whole)[kept].abs().max()))
         differences += [float((one - other).abs().max()) for one, other in zip(found, expected, strict=True)]
+        if keep is None:
+            del options["keep"]
+            ids, likeliest = linear_topk_logprobs(hidden, weight, 4, bias=bias, **options)
+            options |= {"first": first, "group": distributed.group.WORLD, "bias": part_bias}
+            found_ids, found_likeliest = vocab_parallel_topk_logprobs(hidden, part, 4, **options)
+            assert torch.equal(found_ids, ids)
+            differences.append(float((found_likeliest - likeliest).abs().max()))
     distributed.destroy_process_group()
     return differences

@@ -120,7 +120,7 @@ def test_a_counter_is_carried_once() -> None:
         COUNTERS[:] = before
 
 
-def test_torch_numbers_the_collectives_that_a_process_enters() -> None:
+def test_torch_numbers_the_collectives_that_a_process_enters(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     import torch.distributed as dist
     from nemorl_tensors.engines.collectives import collectives_entered
@@ -132,5 +132,8 @@ def test_torch_numbers_the_collectives_that_a_process_enters() -> None:
         for _ in range(3):
             dist.all_reduce(torch.ones(2))
         assert collectives_entered() == {name: before + 3}
+        monkeypatch.setattr(dist.distributed_c10d, "_pg_names", {})  # it leaves while it is asked
+        assert collectives_entered() == {}
     finally:
+        monkeypatch.undo()
         dist.destroy_process_group()

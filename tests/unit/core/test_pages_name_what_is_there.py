@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
+from nemorl.config.load import load_config
+from nemorl.errors import NemorlError
 
 ROOT = Path(__file__).parents[3]
 GENERATED = ("docs/reference/", "docs/plugin-kinds/")
@@ -27,12 +30,17 @@ CODE = (
     "examples",
     "tools",
 )
+CONFIGURED = [*sorted((ROOT / "docs/backends").glob("*.md")), *sorted((ROOT / "docs/algorithms").glob("*.md"))]
+"""Pages whose blocks of YAML are configs, or parts of one."""
+ALGORITHMS = {"teacher": "distillation", "teachers": "distillation", "critic": "ppo"}
+"""Algorithms that parts without one belong to, by their keys; others belong to ``grpo``."""
 OTHERS = {
     "src/nemorl_near_miss/config.py",  # of the package that docs/first-plugin.md writes
     "src/nemorl_near_miss/environment.py",
     "tests/test_all.py",  # of math-verify
 }
 _FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
+_YAML = re.compile(r"^```yaml\n(?! )(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PLACE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.py|\w+\.py::\w+|(?:[\w.-]+/)+[\w.-]+\.py::\w+)((?:::\w+)*)`")
 _DOTTED = re.compile(r"`(nemorl(?:_\w+)?(?:\.\w+)+)`")
@@ -100,6 +108,32 @@ def dead_links(page: Path, text: str) -> list[str]:
     links = (link for link in _LINK.findall(text) if "://" not in link and not link.startswith("mailto:"))
     places = (link.partition("#")[0] for link in links)
     return [place for place in places if place and not (page.parent / place).exists()]
+
+
+def unknown_keys(text: str) -> list[str]:
+    """Keys of its configs that no config has."""
+    found = []
+    for block in _YAML.findall(text):
+        config = yaml.safe_load(block)
+        algorithms = (name for key, name in ALGORITHMS.items() if key in config)
+        whole = {"algorithm": next(algorithms, "grpo"), "model": "org/model", "data": "arithmetic", **config}
+        try:
+            load_config(whole)
+        except NemorlError as error:
+            found += [line.strip() for line in str(error).splitlines() if "unknown key" in line]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", CONFIGURED, ids=[page.stem for page in CONFIGURED])
+def test_configs_of_a_page_have_keys_that_there_are(page: Path) -> None:
+    assert not unknown_keys(page.read_text(encoding="utf-8"))
+
+
+@pytest.mark.slow
+def test_a_key_that_no_config_has_is_found() -> None:
+    assert not unknown_keys("```yaml\ncritic: {model_name: org/judge}\n```\n")
+    assert len(unknown_keys("```yaml\npolicy: {model: org/judge}\n```\n")) == 1
 
 
 @pytest.mark.slow

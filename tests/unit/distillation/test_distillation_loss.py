@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from nemorl.metrics import values
-from nemorl_distillation.divergence import jensen_shannon, kl_divergence
-from nemorl_distillation.loss import TopKDistillationLoss, with_tail
+from nemorl_distillation.loss import TopKDistillationLoss, jensen_shannon, kl_divergence, with_tail
 from nemorl_distillation.reverse_kl import SampledReverseKLLoss
 from nemorl_tensors import TokenBatch
 from torch import Tensor

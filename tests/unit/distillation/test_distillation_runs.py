@@ -18,6 +18,7 @@ from nemorl_distillation import DistillationConfig, OPDConfig
 from nemorl_distillation.teachers import given_count, given_sample
 from nemorl_distillation.trainer import DistillationTrainer, OPDTrainer
 from nemorl_distillation.vocabulary import shared_vocabulary
+from nemorl_rl.data.rows import RowDataModule
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.models.tiny import write_tiny_model
 from nemorl_tensors import TokenBatch
@@ -258,7 +259,9 @@ def test_a_given_response_is_a_sample_of_it(row: Any, raises: Raises) -> None:
     assert sample.token_ids[: len(sample.prompt.token_ids)] == sample.prompt.token_ids
     assert (sample.response, sample.finish_reason) == ("12", "stop")
     cut = given_sample(row, 0, tokenizer, len(sample.token_ids) - 1)
-    assert (cut.token_ids, cut.finish_reason) == (sample.token_ids[:-1], "length")
+    assert (cut.token_ids, cut.finish_reason, cut.response) == (sample.token_ids[:-1], "length", "12")
+    shorter = given_sample(row, 0, tokenizer, sample.response_mask.index(True) + 1)
+    assert (shorter.finish_reason, shorter.response) == ("length", "1")
     with raises(DataError):
         given_sample(row, 0, tokenizer, len(sample.prompt.token_ids))
 
@@ -269,7 +272,8 @@ def test_without_sampling_the_student_learns_from_given_responses(tmp_path: Path
     assert "timing/train/generation" not in result.metrics
 
 
-def test_the_likelihood_is_that_of_the_given_ones_of_a_mixed_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [4, 3])
+def test_the_likelihood_is_that_of_the_given_ones_of_a_mixed_step(rows: int, tmp_path: Path) -> None:
     seen: list[TokenBatch] = []
 
     class Watching(DistillationTrainer):
@@ -277,11 +281,13 @@ def test_the_likelihood_is_that_of_the_given_ones_of_a_mixed_step(tmp_path: Path
             seen.append(super().ask_teachers(samples, batch))
             return seen[-1]
 
-    knobs = {"dataset_fraction": 0.25, "sft_loss_weight": 0.1, "num_generations_per_prompt": 2, "topk": 3}
-    result = Watching(settings("distillation", tmp_path, **knobs)).fit(ROWS, console=Console(quiet=True))
+    knobs = {"dataset_fraction": 0.5, "sft_loss_weight": 0.1, "num_generations_per_prompt": 2, "topk": 3}
+    data = RowDataModule(ROWS, batch_size=rows, seed=0)  # whatever num_prompts_per_step asks for
+    result = Watching(settings("distillation", tmp_path, **knobs)).fit(data, console=Console(quiet=True))
     (batch,) = seen
-    # One row of four is given; the other three have two responses each.
-    assert batch["is_given"].tolist() == [True] + [False] * 6
+    # Half of the rows are given, rounded down; the others have two responses each.
+    given = rows // 2
+    assert batch["is_given"].tolist() == [True] * given + [False] * 2 * (rows - given)
     assert torch.equal(batch["candidate_ids"][:, 3], batch.token_ids)
     assert int(batch.mask[: int(batch.lengths[0])].sum()) == 2  # a digit and the end
     assert result.metrics["train/sft_loss"] > 0

@@ -58,6 +58,16 @@ def logprobs_of(model: Any, ids: tuple[int, ...]) -> Tensor:
     return torch.cat((torch.zeros(1), found))
 
 
+def test_an_observation_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    generator, _, _ = engine(tmp_path)
+    request = GenerationRequest((9, 18, 10), SAMPLED, (1, 2))
+    expected = generator.generate([request])
+    with pytest.raises(BackendError, match="no room"):
+        generator.observe(GenerationRequest((9,) * 128, SAMPLED, (1,)))
+    assert generator.generate([request]) == expected
+    assert type(generator._versions.newest.batch._decoder).__name__ == "LlamaDecoder"  # none that records
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_architecture_answers_requests_that_come_one_by_one(tmp_path: Path, architecture: str) -> None:
     generator, model, _ = engine(tmp_path, architecture)

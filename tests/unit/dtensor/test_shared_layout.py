@@ -262,9 +262,14 @@ def test_the_reason_is_among_the_events_of_a_run(tiny: Path, tmp_path: Path) -> 
     assert "eager" in remark["message"]
 
 
-def test_pairs_that_share_too_little_are_told_of_after_the_first_step(tiny: Path, tmp_path: Path) -> None:
-    settings = {"algorithm": "dpo", "model": str(tiny), "max_steps": 2, "policy": {"init": "random"}}
-    rows = [{"prompt": "1+1=", "chosen": "2" * 60, "rejected": "3" * 60}] * 4
+@pytest.mark.parametrize("algorithm", ["dpo", "sft"])
+def test_sequences_that_share_too_little_are_told_of_after_the_first_step(
+    algorithm: str, tiny: Path, tmp_path: Path
+) -> None:
+    settings = {"algorithm": algorithm, "model": str(tiny), "max_steps": 2, "policy": {"init": "random"}}
+    rows: list[dict[str, Any]] = [{"prompt": "1+1=", "chosen": "2" * 60, "rejected": "3" * 60}] * 4
+    if algorithm == "sft":
+        rows = [{"prompt": "1+1=", "response": digit * 60} for digit in "2323"]
     (remark,) = remarks_of(settings, rows, tmp_path / "run")
     assert remark["step"] == 1
     assert "sharing begins above 1.2" in remark["message"]

@@ -386,7 +386,9 @@ def test_a_response_that_timed_out_scores_zero_in_every_reward() -> None:
     samples = Samples([late, *graded((1, 1), (0, 1), (1, 0))])
     same = Samples(graded((0, 0), (1, 1), (0, 1), (1, 0)))
     assert trainer("gdpo").compute_advantages(samples) == trainer("gdpo").compute_advantages(same)
-    assert trainer("gdpo").compute_advantages(Samples([late, late])) == [0.0, 0.0]
+    for weights in (None, [2.0, 1.0], {"correct": 2.0, "format": 1.0}):
+        unanswered = trainer("gdpo", reward_weights=weights).compute_advantages(Samples([late, late]))
+        assert unanswered == [0.0, 0.0]
 
 
 # Configs

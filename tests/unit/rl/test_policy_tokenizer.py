@@ -9,6 +9,7 @@ from typing import Any
 
 import nemorl
 import pytest
+from huggingface_hub import constants
 from nemorl.config import PolicyConfig
 from nemorl.errors import BackendError
 from nemorl.types import Samples
@@ -77,6 +78,22 @@ def test_what_would_have_no_effect_is_refused(
 ) -> None:
     with raises(BackendError, *facts):
         tokenizer(tiny_model, **settings)
+
+
+def test_a_model_of_the_hub_is_exported_with_what_ends_its_generation(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = tmp_path / "hub" / "models--org--tiny"
+    snapshot = shutil.copytree(tiny_model, stored / "snapshots" / "1234")
+    (snapshot / "generation_config.json").write_text('{"eos_token_id": [1, 2]}')
+    (stored / "refs").mkdir()
+    (stored / "refs" / "main").write_text("1234")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    save_tokenizer(exported, "org/tiny")
+    assert json.loads((exported / "generation_config.json").read_text()) == {"eos_token_id": [1, 2]}
 
 
 def test_an_exported_model_renders_as_the_run_did_without_being_told(tiny_model: Path, tmp_path: Path) -> None:

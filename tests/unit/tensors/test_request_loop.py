@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import CancelledError, Future, wait
 
 import pytest
@@ -145,6 +145,31 @@ def test_closing_fails_what_runs_and_refuses_what_comes(engine: Engine, loop: Re
     assert "shut down while it generated" in str(future.exception(WAIT_S))
     with raises(BackendError):
         loop.submit(request(1))
+
+
+def test_whoever_comes_while_the_engine_closes_is_refused(engine: Engine, loop: RequestLoop) -> None:
+    closes, goes_on = threading.Event(), threading.Event()
+
+    def close() -> None:
+        closes.set()
+        assert goes_on.wait(WAIT_S)
+
+    engine.close = close  # type: ignore[method-assign]
+    closing = threading.Thread(target=loop.shutdown)
+    closing.start()
+    assert closes.wait(WAIT_S)
+    late: Future[None] = Future()
+    threading.Thread(target=lambda: _settle(late, lambda: loop.call(lambda: None)), daemon=True).start()
+    assert "has been shut down" in str(late.exception(WAIT_S))
+    goes_on.set()
+    closing.join()
+
+
+def _settle(future: Future[None], function: Callable[[], None]) -> None:
+    try:
+        future.set_result(function())
+    except BackendError as error:
+        future.set_exception(error)
 
 
 def test_an_engine_that_cannot_be_built_says_why(raises: Raises) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,6 @@ from nemorl_tensors import TokenBatch, masked_mean
 from torch import Tensor
 
 from nemorl_distillation.config import KLType, OutsideTopK
-from nemorl_distillation.divergence import jensen_shannon, kl_divergence
 
 FLOOR = -100.0
 """Nats. The log-prob of what cannot happen: exp gives 4e-44, and differences stay finite."""
@@ -151,3 +151,24 @@ def with_tail(logprobs: Tensor) -> Tensor:
     """[..., K] log-probs of some outcomes -> [..., K + 1]: with that of all others together."""
     mass = torch.logsumexp(logprobs, -1, keepdim=True).clamp(max=-SMALLEST_TAIL)  # log(1 - x) is about -x
     return torch.cat([logprobs, torch.log(-torch.expm1(mass))], -1)
+
+
+def kl_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """[...] KL(p || q) in nats, of log-probs [..., K] of the same outcomes."""
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def jensen_shannon(student: Tensor, teacher: Tensor, beta: float) -> Tensor:
+    """[...] beta * KL(q || m) + (1 - beta) * KL(p || m),  m = beta * q + (1 - beta) * p     arXiv:2306.13649, eq. 1
+
+    The generalised Jensen-Shannon divergence, in nats. It is bounded, by log 2 at beta = 1/2, whatever one of the two
+    excludes. Divided by beta it tends to the forward KL as beta goes to 0; divided by 1 - beta to the reverse KL as
+    beta goes to 1.
+
+    Args:
+        student: [..., K] log-probs p.
+        teacher: [..., K] log-probs q, of the same outcomes.
+        beta: Between 0 and 1.
+    """
+    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
+    return beta * kl_divergence(teacher, mixture) + (1 - beta) * kl_divergence(student, mixture)

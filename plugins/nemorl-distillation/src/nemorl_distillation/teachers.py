@@ -163,20 +163,20 @@ def given_sample(row: Row, index: int, tokenizer: Tokenizer, limit: int) -> Samp
     Raises:
         DataError: the row has no response, or its prompt alone fills the limit.
     """
-    ids, mask, media = encode_row(row, tokenizer, only_last_turn=True)
-    kept = mask[:limit]
-    if not any(kept):
+    whole = encode_row(row, tokenizer, only_last_turn=True)
+    ids, mask, media = whole.cut(limit)
+    if not any(mask):
         raise DataError(
             f"the prompt of row {index} leaves no room for its response within {limit} tokens",
             fix="raise policy.max_sequence_tokens, or filter long prompts from the dataset",
         )
     return Sample(
         prompt=prompt_of(row, index, tokenizer),
-        token_ids=tuple(ids[:limit]),
-        response_mask=tuple(kept),
-        generation_logprobs=(0.0,) * len(kept),
+        token_ids=tuple(ids),
+        response_mask=tuple(mask),
+        generation_logprobs=(0.0,) * len(ids),
         score=Score(0.0),
         response=tokenizer.decode([token for token, is_said in zip(ids, mask, strict=True) if is_said]),
-        finish_reason="stop" if len(kept) == len(ids) else "length",
+        finish_reason="stop" if len(ids) == len(whole.ids) else "length",
         media=media,
     )

@@ -183,6 +183,8 @@ class DistillationTrainer(ModelTaughtTrainer[DistillationConfig]):
     """KL on the teacher's likeliest tokens (GKD, arXiv:2306.13649)."""
 
     config_class = DistillationConfig
+    given_responses = 0
+    """Of this step, the dataset's: the first ones"""
 
     def setup(self) -> None:
         super().setup()
@@ -209,7 +211,7 @@ class DistillationTrainer(ModelTaughtTrainer[DistillationConfig]):
 
     def respond(self, rows: Sequence[Row]) -> Samples:
         """Some rows with the dataset's response, the rest with the student's."""
-        count = given_count(self.config.dataset_fraction, len(rows), self.step)
+        self.given_responses = count = given_count(self.config.dataset_fraction, len(rows), self.step)
         return Samples([*self.given(rows[:count]), *(self.collect(rows[count:]) if rows[count:] else ())])
 
     def row_problems(self, rows: Sequence[Row]) -> Iterator[ConfigIssue]:
@@ -267,10 +269,10 @@ class DistillationTrainer(ModelTaughtTrainer[DistillationConfig]):
         )
 
     def _with_text(self, batch: TokenBatch) -> TokenBatch:
-        """The token itself as the last candidate, and which sequences are the dataset's: the first ones."""
-        count = given_count(self.config.dataset_fraction, self.batch_size, self.step)
+        """The token itself as the last candidate, and which sequences are the dataset's."""
         candidate_ids = torch.cat([batch["candidate_ids"], batch.token_ids[:, None]], 1)
-        return batch.with_tokens(candidate_ids=candidate_ids).with_sequences(is_given=torch.arange(len(batch)) < count)
+        is_given = torch.arange(len(batch)) < self.given_responses
+        return batch.with_tokens(candidate_ids=candidate_ids).with_sequences(is_given=is_given)
 
 
 class OPDTrainer(ModelTaughtTrainer[OPDConfig]):

@@ -12,6 +12,7 @@ import torch
 from nemorl.metrics import Metrics, Sum
 from nemorl_tensors import TokenBatch, pair_weights, preference_metrics, segment_sum, split_pairs
 from nemorl_tensors.batch import LossAggregation, loss_weights
+from nemorl_tensors.pairs import over_pairs
 from torch import Tensor
 
 
@@ -44,14 +45,12 @@ class LikelihoodPairLoss:
         tokens_B = segment_sum(in_response.float(), in_response, batch.lengths).clamp(min=1)
         chosen_P, rejected_P = split_pairs(segment_sum(policy_logprobs, in_response, batch.lengths) / tokens_B)
         weights_P = pair_weights(batch)
-        counted_P = weights_P > 0
-        per_pair_P = torch.where(counted_P, self.of_pairs(chosen_P, rejected_P), 0.0)
-        preference = (per_pair_P * weights_P).sum()
+        preference = over_pairs(self.of_pairs(chosen_P, rejected_P), weights_P)
 
         nll_N = torch.where(batch.mask, -policy_logprobs, 0.0) * torch.where(batch.mask, batch["nll_weights"], 0.0)
         sft = nll_N.sum()
         return self.preference_weight * preference + self.sft_weight * sft, {
-            **preference_metrics(self.beta * chosen_P, self.beta * rejected_P, counted_P),
+            **preference_metrics(self.beta * chosen_P, self.beta * rejected_P, weights_P > 0),
             "preference_loss": Sum(float(preference.detach())),
             "sft_loss": Sum(float(sft.detach())),
         }

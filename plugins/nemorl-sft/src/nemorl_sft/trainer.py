@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from nemorl.errors import DataError
@@ -11,7 +11,7 @@ from nemorl.trainer import BaseTrainer
 from nemorl.types import Row
 from nemorl_rl.data.encoding import encode_row
 from nemorl_rl.data.tokenizer import Tokenizer
-from nemorl_rl.placement.tenant_resources import TenantResources
+from nemorl_rl.placement.tenant_resources import Remarks, TenantResources
 from nemorl_tensors import TokenBatch
 
 from nemorl_sft.config import SFTConfig
@@ -27,6 +27,9 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
     def setup(self) -> None:
         self.tokenizer = Tokenizer.of(self.config.policy)
+
+    def own_hooks(self) -> Mapping[str, object]:
+        return {"nemorl-rl:remarks": Remarks()}
 
     def train_step(self, rows: Sequence[Row]) -> Metrics:
         batch = self.to_batch(rows)

@@ -66,6 +66,16 @@ def pair_weights(batch: TokenBatch) -> Tensor:
     return torch.where((chosen > 0) & (rejected > 0), chosen + rejected, 0.0)
 
 
+def over_pairs(values_P: Tensor, weights_P: Tensor) -> Tensor:
+    """The sum of what pairs cost, by their weights; what stands at a pair of weight 0 plays no part.
+
+    Example:
+        >>> float(over_pairs(torch.tensor([2.0, torch.nan]), torch.tensor([0.5, 0.0])))
+        1.0
+    """
+    return (torch.where(weights_P > 0, values_P, 0.0) * weights_P).sum()
+
+
 def preference_metrics(rewards_chosen: Tensor, rewards_rejected: Tensor, counted: Tensor) -> Metrics:
     """How often the chosen response is rewarded more, and by how much.
 

@@ -55,10 +55,11 @@ def vocab_parallel_logprobs(
     Example:
         >>> vocab_parallel_logprobs(hidden, my_rows, targets, first=rank * len(my_rows), group=group)  # doctest: +SKIP
     """
-    chunk = chunk_tokens or max(1, CHUNK_LOGITS // max(1, weight.shape[0]))
+    widest = _widest(weight, group)
+    chunk = chunk_tokens or max(1, CHUNK_LOGITS // widest)
     if keep is not None and keep.top_k is None:
         chunk = max(1, chunk // dist.get_world_size(group))  # each rank then has the logits of all
-    settings = (first, group, temperature, softcap, chunk, keep, moments)
+    settings = (first, group, widest, temperature, softcap, chunk, keep, moments)
     candidates_MK = targets[:, None] if targets.ndim == 1 else targets
     result: Tensor = _VocabParallelLogprobs.apply(hidden, weight, bias, candidates_MK, settings)  # type: ignore[no-untyped-call]
     return result if moments else result.view(targets.shape)
@@ -87,7 +88,7 @@ def vocab_parallel_topk_logprobs(
     count, own, ranks = hidden.shape[0], weight.shape[0], dist.get_world_size(group)
     ids = torch.empty((count, k), dtype=torch.int64, device=hidden.device)
     logprobs = torch.empty((count, k), dtype=torch.float32, device=hidden.device)
-    for part in chunked(count, chunk_tokens or max(1, CHUNK_LOGITS // max(1, own))):
+    for part in chunked(count, chunk_tokens or max(1, CHUNK_LOGITS // _widest(weight, group))):
         logits_CU = head_logits(hidden[part], weight, bias, temperature, softcap)[0]
         offered = logits_CU.topk(min(k, own), dim=1)
         missing = (0, k - min(k, own))  # a rank may have fewer than k entries
@@ -110,7 +111,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: tuple[Any, ...]
     ) -> Tensor:
-        first, group, temperature, softcap, chunk, keep, moments = settings
+        first, group, widest, temperature, softcap, chunk, keep, moments = settings
         width = targets.shape[1]
         shape = (targets.shape[0], width + 2 * moments)
         logprobs = torch.empty(shape, dtype=torch.float32, device=hidden.device)
@@ -119,7 +120,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
         for part in chunked(targets.shape[0], chunk):
             logits_CU = head_logits(hidden[part], weight, bias, temperature, softcap)[0]
             if keep is not None:
-                lowest[part] = _lowest_kept(logits_CU, keep, group)
+                lowest[part] = _lowest_kept(logits_CU, keep, group, widest)
                 logits_CU = _at_least(logits_CU, lowest[part])
             highest = logits_CU.amax(1, keepdim=True)
             dist.all_reduce(highest, dist.ReduceOp.MAX, group=group)
@@ -141,7 +142,7 @@ class _VocabParallelLogprobs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, normalizers, lowest, is_kept, entropies = ctx.saved_tensors
-        first, group, temperature, softcap, chunk, keep, _ = ctx.settings
+        first, group, _, temperature, softcap, chunk, keep, _ = ctx.settings
         grad_MK = grads[0] if keep is None else torch.where(is_kept, grads[0], 0.0)
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden, dtype=torch.float32) if needs_hidden else None
@@ -181,13 +182,17 @@ def _at_least(logits_CU: Tensor, lowest_C1: Tensor) -> Tensor:
     return torch.where(logits_CU >= lowest_C1, logits_CU, -torch.inf)
 
 
-def _lowest_kept(logits_CU: Tensor, keep: TokenFilter, group: dist.ProcessGroup) -> Tensor:
+def _widest(weight: Tensor, group: dist.ProcessGroup) -> int:
+    """U of the rank that has most, as the last may have less: ranks must cut positions alike to meet. Collective."""
+    rows = torch.tensor(weight.shape[0], device=weight.device)
+    dist.all_reduce(rows, dist.ReduceOp.MAX, group=group)
+    return int(rows)
+
+
+def _lowest_kept(logits_CU: Tensor, keep: TokenFilter, group: dist.ProcessGroup, widest: int) -> Tensor:
     """[C, 1] logit of the least likely token kept, of the whole vocabulary. Collective."""
-    own = logits_CU.shape[1]
-    width = torch.tensor(own, device=logits_CU.device)
-    dist.all_reduce(width, dist.ReduceOp.MAX, group=group)  # of the vocabulary, the last rank may have less
-    count = min(keep.top_k or int(width), int(width))
-    offered_CK = logits_CU.topk(min(count, own), dim=1).values
+    count = min(keep.top_k or widest, widest)
+    offered_CK = logits_CU.topk(min(count, logits_CU.shape[1]), dim=1).values
     offered_CK = torch.nn.functional.pad(offered_CK, (0, count - offered_CK.shape[1]), value=-torch.inf).contiguous()
     everybody = [torch.empty_like(offered_CK) for _ in range(dist.get_world_size(group))]
     dist.all_gather(everybody, offered_CK, group=group)

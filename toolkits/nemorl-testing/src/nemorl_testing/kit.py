@@ -41,7 +41,7 @@ _ABLE_TRAINERS = ("adapters", "halved_steps", "moments", "observed_trainers", "r
 _OF_ENGINES = ("generation_backends", "single_requests", "snapshots", "observed_samplers", "receipts")
 _MODULES: Mapping[str, tuple[str, ...]] = {
     **{kind: (*_OF_CONFIGS, kind) for kind in CONFIG_KINDS},
-    "algorithms": (*_OF_CONFIGS, "algorithms", "trained_tokens", "certified_losses", "learning"),
+    "algorithms": (*_OF_CONFIGS, "algorithms", "trained_tokens", "learning"),
     "environments": (*_OF_CONFIGS, "environments", "agents", "episodes"),
     "training_backends": (*_OF_CONFIGS, *_OF_TRAINERS, *_ABLE_TRAINERS, "pairs"),
     "generation_backends": (*_OF_CONFIGS, *_OF_ENGINES, "pairs"),

@@ -1,4 +1,5 @@
-"""Checks of algorithms token by token: what a batch marks as trained is what was sampled or given, and has a gradient.
+"""Checks of algorithms by what their models learn from: what a batch marks as trained is what was sampled or given, and
+has a gradient; losses hold their certificate.
 
 # N = tokens of all sequences concatenated, K = candidates per token
 """
@@ -88,6 +89,20 @@ def check_metrics_are_those_of_the_whole_batch(subject: Subject) -> None:
             seen = f"{whole[name]} of the whole batch, {merged.get(name)} of two unequal parts of it"
             same = name in merged and math.isclose(whole[name], merged[name], rel_tol=1e-4, abs_tol=1e-5)
             expect(same, f"the {name} of {update.role} is {seen}: give a Mean its total and its count")
+
+
+def check_losses_are_certified(subject: Subject) -> None:
+    """Every loss that learns in a run holds its certificate: cuts, packing, order, padding, shards and shared prefixes
+    change nothing, its gradient is that of its value, and a step on a bandit goes the right way. (DESIGN 7.5)"""
+    from nemorl_testing.losses.certificate import certify_loss
+
+    updates = first_step(subject).first.values()
+    certified = [update for update in updates if update.batch.keep is None]
+    if not certified:
+        raise NotApplicable("it updates nothing, or on log-probs of a part of the vocabulary alone")
+    for update in certified:
+        found = certify_loss(update.loss, is_value=update.head == VALUE, example=update.batch)
+        expect(found.is_sound, f"the loss of {update.role} is {found}")
 
 
 def _expect_given(subject: Subject, ids: tuple[int, ...], mask: tuple[bool, ...]) -> None:

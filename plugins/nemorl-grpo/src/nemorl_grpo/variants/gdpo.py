@@ -25,7 +25,6 @@ from nemorl_rl.rollouts.outcomes import outcome_of
 
 ANSWERED = {"scored", "truncated"}
 """Outcomes of episodes that the environment gave components to."""
-"""Metrics by which the kernel marks a score that the environment did not give: 0, without components."""
 
 
 class GDPOConfig(ClippedConfig):
@@ -60,7 +59,7 @@ class GDPOTrainer(PolicyGradientTrainer[GDPOConfig]):
         total = [0.0] * len(samples)
         given = self.config.reward_weights
         found = components(samples, given if isinstance(given, dict) else None)
-        weights = weights_by_name(found, given)
+        weights = weights_by_name(found, given) if found else {}  # nothing where no episode of the step was answered
         for name, rewards in found.items():
             advantages = group_advantages(rewards, samples.group_ids, normalize_std=True, leave_one_out=False)
             total = [so_far + weights[name] * value for so_far, value in zip(total, advantages, strict=True)]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from nemorl.metrics import Metrics, Sum
 from nemorl_tensors import TokenBatch, pair_weights, preference_metrics, segment_sum, split_pairs
+from nemorl_tensors.pairs import over_pairs
 from torch import Tensor
 
 
@@ -44,22 +44,17 @@ class PreferenceLoss:
         policy_B = segment_sum(policy_logprobs, batch.mask, batch.lengths)
         tokens_B = segment_sum(batch.mask.float(), batch.mask, batch.lengths).clamp(min=1)
         weights_P = pair_weights(batch)
-        counted_P = weights_P > 0
 
         log_ratios_B = policy_B - batch["reference_response_logprobs"]
         if self.average:
             log_ratios_B = log_ratios_B / tokens_B
         chosen_P, rejected_P = split_pairs(log_ratios_B)
-        preference = _weighted(self.of_deltas(chosen_P - rejected_P), weights_P)
+        preference = over_pairs(self.of_deltas(chosen_P - rejected_P), weights_P)
 
         nll_P = -split_pairs(policy_B / tokens_B if self.sft_average else policy_B)[0]
-        sft = _weighted(nll_P, weights_P)
+        sft = over_pairs(nll_P, weights_P)
         return self.preference_weight * preference + self.sft_weight * sft, {
-            **preference_metrics(self.beta * chosen_P, self.beta * rejected_P, counted_P),
+            **preference_metrics(self.beta * chosen_P, self.beta * rejected_P, weights_P > 0),
             "preference_loss": Sum(float(preference.detach())),
             "sft_loss": Sum(float(sft.detach())),
         }
-
-
-def _weighted(values_P: Tensor, weights_P: Tensor) -> Tensor:
-    return (torch.where(weights_P > 0, values_P, 0.0) * weights_P).sum()

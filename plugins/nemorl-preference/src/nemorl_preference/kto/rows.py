@@ -44,7 +44,7 @@ def judged(row: Row, tokenizer: Tokenizer) -> list[Judged]:
         pair = encode_pair(row, tokenizer)
         sides = ((pair.chosen, True), (pair.rejected, False))
         return [Judged(pair.prompt, said, [True] * len(said), good, pair.media) for said, good in sides]
-    if not isinstance(label, bool) and label not in (0, 1):
+    if label not in (0, 1):
         raise DataError(
             f"the label of a row is {label!r}, neither true nor false",
             fix="give `label`: true for a desirable response and false for an undesirable one, or `chosen` and "

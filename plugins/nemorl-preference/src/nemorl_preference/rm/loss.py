@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from nemorl.metrics import Metrics, Sum
 from nemorl_tensors import TokenBatch, pair_weights, preference_metrics, segment_sum, split_pairs
+from nemorl_tensors.pairs import over_pairs
 from torch import Tensor
 from torch.nn.functional import softplus
 
@@ -33,14 +33,10 @@ class BradleyTerryLoss:
         """``values`` [N] are scored at one token of each sequence, the one past the end of its text."""
         chosen_P, rejected_P = split_pairs(segment_sum(values, batch.mask, batch.lengths))
         weights_P = pair_weights(batch)
-        preference = _weighted(softplus(rejected_P - chosen_P + batch["margins"][0::2]), weights_P)
-        center = _weighted((chosen_P + rejected_P).square(), weights_P)
+        preference = over_pairs(softplus(rejected_P - chosen_P + batch["margins"][0::2]), weights_P)
+        center = over_pairs((chosen_P + rejected_P).square(), weights_P)
         return preference + self.center_weight * center, {
             **preference_metrics(chosen_P, rejected_P, weights_P > 0),
             "preference_loss": Sum(float(preference.detach())),
             "center_loss": Sum(float(center.detach())),
         }
-
-
-def _weighted(values_P: Tensor, weights_P: Tensor) -> Tensor:
-    return (torch.where(weights_P > 0, values_P, 0.0) * weights_P).sum()

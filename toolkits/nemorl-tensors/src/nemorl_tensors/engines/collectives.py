@@ -19,8 +19,8 @@ def collectives_entered() -> dict[str, int]:
     Sends and receives between two ranks (pipeline stages) are not numbered.
     """
     found: dict[str, int] = {}
-    with suppress(RuntimeError):  # groups come and go meanwhile
-        for group in [*distributed_c10d._world.pg_map]:
+    for group in [*distributed_c10d._world.pg_map]:
+        with suppress(RuntimeError, KeyError):  # groups come and go meanwhile
             number: int = group._get_sequence_number_for_group()  # type: ignore[attr-defined]
             found[distributed_c10d._world.pg_names[group]] = number
     return found

@@ -60,8 +60,8 @@ def save_tokenizer(folder: Path, model_name: str, settings: TokenizerConfig | No
         settings: Of the policy's tokenizer. A chat template is saved with the arguments that it was given, as its
             defaults. Unset: the tokenizer is the model's own.
     """
-    generation = Path(model_name).expanduser() / GENERATION
-    if generation.is_file():
+    generation = _stored_file(model_name, GENERATION)
+    if generation is not None:
         shutil.copyfile(generation, folder / GENERATION)
     _copy_tokenizer(folder, (settings.name if settings is not None else None) or model_name)
     if settings is not None and (settings.chat_template is not None or settings.chat_template_kwargs):
@@ -76,16 +76,21 @@ def save_processor(folder: Path, model_name: str, changes: Mapping[str, Any]) ->
         model_name: What the policy was loaded from.
         changes: ``policy.media.processor``, which become the folder's own.
     """
-    from transformers.utils.hub import cached_file
-
-    source = str(Path(model_name).expanduser())
     for name in PROCESSOR_FILES:
-        found = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        found = _stored_file(model_name, name)
         if found is not None:
-            settings = json.loads(Path(found).read_text(encoding="utf-8"))
+            settings = json.loads(found.read_text(encoding="utf-8"))
             inner = settings.get("image_processor", settings)
             inner.update({key: value for key, value in changes.items() if name != VIDEO})
             (folder / name).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _stored_file(model_name: str, name: str) -> Path | None:
+    """A file of a model, which is a folder or a name on the Hugging Face Hub; ``None`` where it has none."""
+    from transformers.utils.hub import cached_file
+
+    found = cached_file(str(Path(model_name).expanduser()), name, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
 
 
 def _copy_tokenizer(folder: Path, model_name: str) -> None:

@@ -13,14 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from nemorl.errors import BackendError
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    pass
 
 LAYER_ROLES: Mapping[str, str] = {
     "layer_input": "the residual stream that enters the layer",

@@ -150,9 +150,8 @@ class RequestLoop:
         self._end()
 
     def _post(self, command: Callable[[], None]) -> None:
-        if not self._thread.is_alive():
+        if not (self._thread.is_alive() and self._state.post(command)):
             raise BackendError("this generator has been shut down", fix="build a new one")
-        self._state.inbox.put(command)
 
 
 class _State:
@@ -165,6 +164,16 @@ class _State:
         """Commands in order; ``None`` ends the thread."""
         self.running: dict[int, Answer] = {}
         self._lock = lock
+        self._door = threading.Lock()
+        """Held while a command is put into the inbox, and while that is closed."""
+        self._is_open = True
+
+    def post(self, command: Callable[[], None]) -> bool:
+        """Have the thread do this; ``False`` where it takes no more, so that nobody waits for what is never done."""
+        with self._door:
+            if self._is_open:
+                self.inbox.put(command)
+            return self._is_open
 
     def run(self, build: Callable[[], RequestEngine], ready: Future[None]) -> None:
         """The thread."""
@@ -243,8 +252,10 @@ class _State:
 
     def _end(self) -> None:
         error = BackendError("the generator was shut down while it generated", fix="wait for generate to return")
+        with self._door:
+            self._is_open = False
         self.fail(error)
-        while not self.inbox.empty():  # what others have posted meanwhile must not wait for ever
+        while not self.inbox.empty():  # what others have posted before must not wait for ever
             command = self.inbox.get()
             if command is not None:
                 self._do(command)

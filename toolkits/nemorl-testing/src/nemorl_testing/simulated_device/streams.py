@@ -46,12 +46,11 @@ class Stream:
         _streams.append(self)
 
     def __enter__(self) -> Stream:
-        self._outer = current()
-        _local.stream = self
+        _entered().append(self)
         return self
 
     def __exit__(self, *_error: Any) -> None:
-        _local.stream = self._outer
+        _entered().pop()
 
     def record_event(self, event: Event | None = None) -> Event:
         """An event after all that was asked of it so far."""
@@ -156,7 +155,16 @@ DEFAULT = Stream()
 
 def current(_device: Any = None) -> Stream:
     """That of this thread."""
-    return getattr(_local, "stream", DEFAULT)
+    entered = _entered()
+    return entered[-1] if entered else DEFAULT
+
+
+def _entered() -> list[Stream]:
+    """Those that this thread is within, the innermost last."""
+    if not hasattr(_local, "entered"):
+        _local.entered = []
+    entered: list[Stream] = _local.entered
+    return entered
 
 
 @contextmanager

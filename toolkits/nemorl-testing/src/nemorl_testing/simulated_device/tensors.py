@@ -46,7 +46,8 @@ class Block:
 
     def resize(self, size: int) -> None:
         """Memory for as many bytes in place of what there was."""
-        allocator.free(self.piece)
+        held, self.piece = self.piece, None
+        allocator.free(held)
         self.piece = allocator.allocate(size)
 
 

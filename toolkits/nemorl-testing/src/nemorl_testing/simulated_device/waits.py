@@ -28,7 +28,7 @@ def counted() -> Iterator[Counter[str]]:
     try:
         yield counter
     finally:
-        _counters.remove(counter)
+        _counters[:] = [other for other in _counters if other is not counter]  # another may count the same
 
 
 def wait() -> None:
