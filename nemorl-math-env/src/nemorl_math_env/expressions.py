@@ -15,6 +15,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
+from nemorl_math_env.quantities import MAX_DIGITS
 from nemorl_math_env.units import MODIFIERS, read_unit
 
 Tree = tuple[Any, ...]
@@ -88,7 +89,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str, bool]]:
     while position < len(text):
         found = _TOKEN.match(text, position)
         count += 1
-        if found is None or count > MAX_TOKENS:
+        if found is None or count > MAX_TOKENS or len(found[0]) > MAX_DIGITS:
             raise UnreadableError(f"cannot read {text[position : position + 20]!r}")
         kind = str(found.lastgroup)
         content = found[kind]
