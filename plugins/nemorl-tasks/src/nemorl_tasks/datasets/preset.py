@@ -97,6 +97,8 @@ class PresetConfig(DatasetConfig):
         if spec.media_files is not None and self.media_folder is None:
             message = f"the rows of {spec.name} name files: {spec.media_files}"
             yield ConfigIssue("media_folder", message, "get them, and name their folder")
+        if self.characters_per_row is not None and "response" not in spec.columns:
+            yield ConfigIssue("characters_per_row", f"rows of {spec.name} hold no text to be joined", "leave it out")
         if spec.media and self.chat is False:
             yield ConfigIssue("chat", "images and sounds are parts of a chat message", "leave it out")
         if self.split is not None and self.split == self.validation_split:
@@ -194,6 +196,6 @@ class PresetConfig(DatasetConfig):
 
         spec, source = self.spec, str(self.path)
         expanded = expand([row], spec, self, source)
-        if not selected(expanded, spec, source):
+        if not (numbers := selected(expanded, spec, source)):
             return None  # the next one may be kept
-        return self.mapping().convert(expanded[0], number=0, source=source)
+        return self.mapping().convert(expanded[numbers[0]], number=numbers[0], source=source)
