@@ -16,31 +16,20 @@ from functools import lru_cache
 from typing import Any
 
 from nemorl_math_env.quantities import MAX_DIGITS
-from nemorl_math_env.units import MODIFIERS, read_unit
+from nemorl_math_env.units import MODIFIERS, read_unit, word_set
 
 Tree = tuple[Any, ...]
 
 MAX_TOKENS = 200
 MAX_DEPTH = 40
-FUNCTIONS = frozenset(
-    re.findall(
-        r"\S+",
-        """
-        sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt abs floor ceil asin acos
-        atan
-        """,
-    )
+FUNCTIONS = word_set(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt abs floor ceil asin acos atan"
 )
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _SAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
-_GREEK = frozenset(
-    re.findall(
-        r"\S+",
-        """
-        alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega
-        Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell
-        """,
-    )
+_GREEK = word_set(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega "
+    "Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
 )
 _ACCENTS = frozenset(("overline", "vec", "hat", "bar", "tilde", "mathbb", "mathcal", "angle", "triangle"))
 _TOKEN = re.compile(

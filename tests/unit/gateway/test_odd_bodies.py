@@ -117,7 +117,7 @@ def changed(body: Any, path: tuple[Any, ...], odd: Any) -> Any:
     return copied
 
 
-@pytest.mark.parametrize("number", [f"1{'0' * 400}", f"-1{'0' * 400}", "1e400"])
+@pytest.mark.parametrize("number", [f"1{'0' * 400}", f"-1{'0' * 400}", "1e400"], ids=["large", "low", "infinite"])
 @pytest.mark.parametrize("field", ["temperature", "top_p", "max_tokens", "seed"])
 def test_a_number_beyond_all_floats_is_the_clients_mistake(talk: Any, field: str, number: str) -> None:
     body = f'{{"model": "policy", "messages": [{{"role": "user", "content": "q"}}], "{field}": {number}}}'

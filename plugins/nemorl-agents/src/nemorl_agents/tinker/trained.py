@@ -1,8 +1,8 @@
 """Models of a Tinker server on nemorl's engines: adapters on one base, and samples from snapshots of them.
 
 A training backend holds the base once, and the adapter of one model at a time in place (``SharedBase`` in
-``nemorl.contracts``). A generator holds the versions of the weights that were sampled from last. One of whole weights
-is given a snapshot by the trainer, which puts it in place and hands its weights over; one of adapters reads the
+``nemorl.contracts``). A generator holds the versions of the weights that it was given last. One of whole weights is
+given a snapshot by the trainer, which puts it in place and hands its weights over; one of adapters reads the
 snapshot's files, so that it samples while the trainer trains.
 """
 
