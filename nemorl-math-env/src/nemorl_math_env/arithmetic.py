@@ -35,7 +35,7 @@ def build_rows(config: ArithmeticConfig, split: str) -> GeneratedRows:
 
 
 def write(config: ArithmeticConfig, number: int) -> Row:
-    """ConfigIssue ``number`` of the config's space as a row."""
+    """Problem ``number`` of the config's space as a row."""
     operation, left, right = _operands(config, number)
     expression = f"{left}{operation}{right}"
     answer = str(OPERATIONS[operation](left, right))

@@ -5,11 +5,7 @@ from __future__ import annotations
 import re
 
 from nemorl_math_env.expressions import FUNCTIONS
-from nemorl_math_env.units import MODIFIERS, MULTIPLIERS
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+from nemorl_math_env.units import MODIFIERS, MULTIPLIERS, word_set
 
 
 def _phrases(text: str) -> str:
@@ -19,8 +15,8 @@ def _phrases(text: str) -> str:
 
 # Before an answer.
 
-_NEGATIONS = _words("not never neither nor cannot")
-_DENIALS = _NEGATIONS | _words(
+_NEGATIONS = word_set("not never neither nor cannot")
+_DENIALS = _NEGATIONS | word_set(
     """
     besides except unlike excluding doubt deny reject exclude eliminate discard avoid wrong false incorrect untrue
     impossible unlikely mistaken wrongly incorrectly mistakenly erroneously nobody
@@ -35,10 +31,10 @@ _DENYING_PHRASES = frozenset(
         *("instead of", "instead of the", "no one", "no way"),
     )
 )
-_BELIEFS = _words("think say guess believe expect claim conclude answer write")
-_OTHERS = _words("you one some most people many students someone anyone everyone")
+_BELIEFS = word_set("think say guess believe expect claim conclude answer write")
+_OTHERS = word_set("you one some most people many students someone anyone everyone")
 """``People think it is 5``"""
-_LINKS = _BELIEFS | _words(
+_LINKS = _BELIEFS | word_set(
     """
     a an the it it's that that's this x is be been are was were would same equal equals to final correct right true
     my our your result value solution number total sum really actually possibly simply just exactly definitely certainly
@@ -82,22 +78,22 @@ _BOUNDED = re.compile(
 _MINIMUM = re.compile(r"\bat (?:least|most)[\s$]*$", re.IGNORECASE)
 _PART_OF = re.compile(r"([A-Za-z]+)\s+(?:of|to|from)\s+(?:the\s+)?$")
 """``half of 42``."""
-_PARTS = (MODIFIERS - _words("all each every some any up to and")) | _words(
+_PARTS = (MODIFIERS - word_set("all each every some any up to and")) | word_set(
     """
     square cube multiple multiples divisor divisors factor factors opposite reciprocal negation negative inverse
     complement digits logarithm sine cosine tangent next close far
     """
 )
-CHANGING_BEFORE = (MODIFIERS | FUNCTIONS | _words("near root than besides")) - _words("to all and some positive up")
+CHANGING_BEFORE = (MODIFIERS | FUNCTIONS | word_set("near root than besides")) - word_set("to all and some positive up")
 """``twice 5``, ``sqrt 5``."""
-_SCALING_BEFORE = (MULTIPLIERS.keys() | FUNCTIONS) | _words(
+_SCALING_BEFORE = (MULTIPLIERS.keys() | FUNCTIONS) | word_set(
     "half double triple twice thrice minus negative plus times root modulo mod near than squared"
 )
 _STRUCK = re.compile(r"(?:~~|<(?:del|s|strike)>)[\s$*_`]*$")
 
 # After an answer.
 
-_SCALING_AFTER = MULTIPLIERS.keys() | _words(
+_SCALING_AFTER = MULTIPLIERS.keys() | word_set(
     "half halves thirds quarters squared cubed increased decreased reduced divided multiplied factorial"
 )
 _OTHER_AFTER = re.compile(

@@ -41,10 +41,6 @@ class AnswerGrader(Environment):
             given = without_nouns(given, truth, prompt.text)
         return _as_score(self._judge(truth, given), truth, given)
 
-    def given(self, answer: str, response: str) -> str | None:
-        """The final answer that a response gives to a task whose right one is ``answer``."""
-        return self._given(reference_answer(answer), response)
-
     def outcome(self, answer: str, response: str) -> Outcome:
         """The outcome of one response, before it is turned into numbers."""
         truth = reference_answer(answer)

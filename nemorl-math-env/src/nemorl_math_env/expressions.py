@@ -15,31 +15,21 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from nemorl_math_env.units import MODIFIERS, read_unit
+from nemorl_math_env.quantities import MAX_DIGITS
+from nemorl_math_env.units import MODIFIERS, read_unit, word_set
 
 Tree = tuple[Any, ...]
 
 MAX_TOKENS = 200
 MAX_DEPTH = 40
-FUNCTIONS = frozenset(
-    re.findall(
-        r"\S+",
-        """
-        sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt abs floor ceil asin acos
-        atan
-        """,
-    )
+FUNCTIONS = word_set(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt abs floor ceil asin acos atan"
 )
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _SAME = {"asin": "arcsin", "acos": "arccos", "atan": "arctan"}
-_GREEK = frozenset(
-    re.findall(
-        r"\S+",
-        """
-        alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega
-        Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell
-        """,
-    )
+_GREEK = word_set(
+    "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi chi psi omega "
+    "Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell"
 )
 _ACCENTS = frozenset(("overline", "vec", "hat", "bar", "tilde", "mathbb", "mathcal", "angle", "triangle"))
 _TOKEN = re.compile(
@@ -88,7 +78,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str, bool]]:
     while position < len(text):
         found = _TOKEN.match(text, position)
         count += 1
-        if found is None or count > MAX_TOKENS:
+        if found is None or count > MAX_TOKENS or len(found[0]) > MAX_DIGITS:
             raise UnreadableError(f"cannot read {text[position : position + 20]!r}")
         kind = str(found.lastgroup)
         content = found[kind]

@@ -47,6 +47,7 @@ class GraderPool:
         self._free: LifoQueue[_Grader] = LifoQueue()
         for each in reversed(self._graders):
             self._free.put(each)
+        self._is_closed = False
 
     @property
     def started(self) -> bool:
@@ -54,6 +55,8 @@ class GraderPool:
 
     def grade(self, truth: str, answer: str) -> Outcome:
         """The verdict on one answer, in at most about ``timeout_s`` once a grader is free."""
+        if self._is_closed:
+            raise UsageError("the math environment is closed", fix="build a new one from its config")
         grader = self._free.get()
         try:
             return grader.grade(truth, answer)
@@ -62,6 +65,7 @@ class GraderPool:
 
     def close(self) -> None:
         """Stop the graders; threads that wait for a verdict get ``timeout``. Calling it twice is harmless."""
+        self._is_closed = True
         for grader in self._graders:
             grader.close()
 
@@ -90,6 +94,8 @@ class _Grader:
         deaths = 0
         for _ in range(DEATHS + STARTS):
             pool = self._ready_pool()
+            if pool is None:
+                return "timeout"
             try:
                 outcome = self._ask(pool, truth, answer)
             except ProcessExpired:
@@ -101,8 +107,6 @@ class _Grader:
                     self._discard(pool)
                 return outcome
             self._discard(pool)
-            if self._is_closed:
-                return "timeout"
             if deaths == DEATHS:
                 break
         return "crash"
@@ -127,10 +131,11 @@ class _Grader:
             return "crash"
         return verdict
 
-    def _ready_pool(self) -> ProcessPool:
+    def _ready_pool(self) -> ProcessPool | None:
+        """``None`` once it is closed."""
         with self._lock:
             if self._is_closed:
-                raise UsageError("the math environment is closed", fix="build a new one from its config")
+                return None
             if self._pool is None:
                 self._pool = self._started_pool()
             return self._pool

@@ -70,7 +70,9 @@ class AlgebraJudge:
 
 def _rounds(exact: Scalar, decimal: Scalar) -> bool:
     """The decimal is the value of the formula, rounded to at least six significant digits."""
-    from nemorl_math_env.values import constant_value
+    from mpmath import nstr
+
+    from nemorl_math_env.values import LOW_DIGITS, constant_value
 
     if decimal.quantity is None or exact.quantity is not None:
         return False
@@ -80,7 +82,7 @@ def _rounds(exact: Scalar, decimal: Scalar) -> bool:
     if not isinstance(value, Fraction):
         if value.imag != 0:
             return False
-        value = Fraction(str(value.real))
+        value = Fraction(nstr(value.real, LOW_DIGITS))
     return is_rounded(decimal.quantity, value - decimal.quantity.value)
 
 

@@ -101,7 +101,9 @@ def _read(text: str) -> str:
     text = _KEPT.sub(keep, _ESCAPED.sub("", text))
     text = _ROW.sub(lambda row: row.group().strip(" \t|").replace(" | ", "\n\n"), text) if "---" not in text else text
     read = _lines(_parser().parse(text))
-    return _PRIVATE.sub(lambda found: kept[ord(found.group()) - 0xE000], read).strip()
+    # A reference such as &#xE005; may stand for one of these characters too, and for nothing that was kept.
+    places = {chr(0xE000 + number): formula for number, formula in enumerate(kept)}
+    return _PRIVATE.sub(lambda found: places.get(found.group(), ""), read).strip()
 
 
 def _without_pictures(text: str) -> str:

@@ -10,20 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 NAMES = (
-    "Ana",
-    "Ben",
-    "Chloe",
-    "Daniel",
-    "Ella",
-    "Finn",
-    "Grace",
-    "Hugo",
-    "Iris",
-    "Jack",
-    "Kate",
-    "Leo",
-    "Maya",
-    "Noah",
+    *("Ana", "Ben", "Chloe", "Daniel", "Ella", "Finn", "Grace"),
+    *("Hugo", "Iris", "Jack", "Kate", "Leo", "Maya", "Noah"),
 )
 FACTORS = frozenset("nmk")
 """Variables that multiply; they have a smaller range than counts."""

@@ -6,7 +6,8 @@ import re
 from functools import lru_cache
 
 
-def _words(text: str) -> frozenset[str]:
+def word_set(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
@@ -76,7 +77,7 @@ _NAMES: dict[str, str] = {
     "kilometres per hour": "kmh kph kmph",
     "unit": "unit",
 }
-_COUNTED = _words(
+_COUNTED = word_set(
     """
     apple orange banana egg cookie cake pie slice piece book page pen pencil paper letter stamp card ticket coin
     marble toy ball box bag bottle can jar basket crate pack packet pair game point goal match win vote question
@@ -98,7 +99,7 @@ _LETTERS = "mgsL"
 MAX_UNIT_CHARS = 60
 """Longer than this is no unit; each ``/`` and ``square`` of one is read by a call of its own."""
 
-MODIFIERS = _words(
+MODIFIERS = word_set(
     """
     zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
     seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred hundreds thousand

@@ -44,7 +44,7 @@ def build_rows(config: WordProblemsConfig, split: str) -> GeneratedRows:
 
 
 def write(config: WordProblemsConfig, problem: tuple[int, int]) -> Row:
-    """ConfigIssue (template index, number within it) as a row."""
+    """Problem (template index, number within it) as a row."""
     index, number = problem
     template = _templates(config)[index]
     numbers = _numbers(template, number, config)

@@ -123,6 +123,14 @@ def test_whatever_a_model_asks_of_a_tool_it_gets_an_answer(tools: str, name: str
     assert (box.calls, box.errors) == (1, int(told.startswith("error")))
 
 
+def test_a_tools_own_time_out_is_told_as_its_own() -> None:
+    def ask() -> str:
+        raise TimeoutError("the database")
+
+    box = Toolbox([function_tool(ask)], timeout_s=60.0)
+    assert asyncio.run(box.call("ask", "{}")) == "error: TimeoutError: the database"
+
+
 def test_long_results_are_cut(tools: str) -> None:
     def long() -> str:
         return "x" * 30

@@ -184,13 +184,20 @@ def test_the_last_python_block_is_the_program(response: str, program: str | None
         (json.dumps(ASSERTS), ASSERTS),
         (json.dumps(PAIRS), [Pair("1 2\n", "3\n"), Pair("5 5\n", "10")]),
         ("assert True", ["assert True"]),
+        (json.dumps("assert True"), ["assert True"]),
     ],
 )
 def test_tests_come_in_the_forms_that_datasets_have(given: Any, tests: Any) -> None:
     assert read_tests(given, "row") == tests
 
 
-@pytest.mark.parametrize("given", [None, [], "", {}, [1], [{"input": "1"}], {"inputs": ["1"], "outputs": []}, "[]"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(None, [], "", {}, [1], "[]", [{"input": "1"}]),
+        *({"inputs": ["1"], "outputs": []}, {"inputs": "12", "outputs": "34"}, {"inputs": 1, "outputs": 1}),
+    ],
+)
 def test_rows_without_tests_are_an_error(given: Any, raises: Raises) -> None:
     with raises(DataError):
         read_tests(given, "row")

@@ -1,4 +1,5 @@
 import csv
+import gzip
 import json
 import pickle
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import pytest
 from nemorl.errors import ConfigError, DataError
 from nemorl_tasks.datasets import FileConfig
+from nemorl_tasks.datasets.names import find_dataset
 from pydantic import ValidationError
 from recorded_messages import Raises
 
@@ -15,7 +17,9 @@ ROWS = [{"question": f"{i}+{i}?", "answer": 2 * i, "level": "easy"} for i in ran
 
 def write(path, rows=ROWS):
     """The rows in the format of the path's extension."""
-    if path.suffix in {".jsonl", ".ndjson"}:
+    if path.name.lower().endswith(".jsonl.gz"):
+        path.write_bytes(gzip.compress("\n".join(json.dumps(row) for row in rows).encode() + b"\n\n"))
+    elif path.suffix in {".jsonl", ".ndjson"}:
         path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
@@ -45,12 +49,29 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.json", "a.parquet", "a.csv", "a.tsv"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.ndjson", "a.json", "a.parquet", "a.csv", "a.tsv", "a.jsonl.gz", "a.JSONL.gz"]
+)
 def test_every_format_gives_the_same_canonical_rows(tmp_path, name):
     rows = FileConfig(path=write(tmp_path / name)).build("train")
     assert len(rows) == 20
     assert rows[3] == {"question": "3+3?", "level": "easy", "prompt": "3+3?", "answer": "6"}
     assert [row["answer"] for row in rows[18:]] == ["36", "38"]
+
+
+def test_a_packed_file_that_is_cut_or_damaged_is_an_error_of_the_data(tmp_path, raises: Raises):
+    whole = write(tmp_path / "a.jsonl.gz").read_bytes()
+    for broken in (whole[:-20], whole[:20] + bytes(20) + whole[40:], b"no gzip", gzip.compress(b"\xff\n")):
+        (tmp_path / "b.jsonl.gz").write_bytes(broken)
+        with raises((DataError, ValidationError), "b.jsonl.gz"):
+            FileConfig(path=tmp_path / "b.jsonl.gz").build("train")
+
+
+def test_a_folder_of_packed_files_is_found_by_their_names(tmp_path):
+    write(tmp_path / "train.jsonl.gz")
+    write(tmp_path / "test.jsonl.gz", ROWS[:2])
+    found = find_dataset(tmp_path)
+    assert [len(found.build(split)) for split in ("train", "validation")] == [20, 2]
 
 
 def test_there_is_no_validation_split_unless_asked_for(tmp_path):

@@ -204,6 +204,70 @@ def test_shuffled_options_follow_the_seed_and_the_letter_follows_the_option(tmp_
     assert len(orders) > 1
 
 
+OWN = "summary: ours\nlicence: ours\nhomepage: https://example.org\ntrain: train\nchat: false\n"
+
+
+def rows_of_ones_own(folder, fields, *table, **options):
+    """Rows of a preset of one's own with these fields, over a CSV file of these lines."""
+    (folder / "own.yaml").write_text(f"name: own\n{OWN}{fields}")
+    (folder / "rows.csv").write_text("\n".join(table) + "\n")
+    return PresetConfig(preset=str(folder / "own.yaml"), path=str(folder / "rows.csv"), **options)
+
+
+def test_an_option_that_is_left_out_does_not_move_the_right_one(tmp_path):
+    fields = (
+        "task: multiple choice\ncolumns: {prompt: q}\nchoices: {options: [a, b, c, d], correct: right}\n"
+        "prompt_template: '{options}'\n"
+    )
+    # Of red, nothing, green and blue the third is right, by its number or its letter: the second of those shown.
+    rows = rows_of_ones_own(tmp_path, fields, "q,a,b,c,d,right", "Which?,red,,green,blue,2", "Which?,red,,green,blue,C")
+    for row in rows.build("train"):
+        assert (row["prompt"], row["answer"]) == ("A) red\nB) green\nC) blue", "B")
+
+
+@pytest.mark.parametrize(("right", "options"), [("1", "a: b"), ("4", "[a, b, c, d]"), ("1", "q")])
+def test_options_that_are_no_list_and_a_right_one_that_is_none_are_refused(tmp_path, right, options, raises: Raises):
+    fields = f"task: multiple choice\ncolumns: {{prompt: q}}\nchoices: {{options: {options}, correct: right}}\n"
+    with raises((DataError, ValidationError, ConfigError)):
+        rows_of_ones_own(tmp_path, fields, "q,a,b,c,d,right", f"Which?,red,,green,blue,{right}").build("train")
+
+
+def test_the_first_row_is_the_first_that_is_kept_of_those_that_one_row_makes(tmp_path):
+    fields = "task: preference\ncolumns: {prompt: q}\nranked: {completions: said}\ndrop: {chosen: [a]}\n"
+    (tmp_path / "own.yaml").write_text(f"name: own\n{OWN}{fields}")
+    said = [{"rank": rank, "completion": text} for rank, text in enumerate("abc")]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"q": "1?", "said": said}))
+    config = PresetConfig(preset=str(tmp_path / "own.yaml"), path=str(tmp_path / "rows.jsonl"), pairs="all")
+    assert config.first_row() == config.build("train")[0]
+    assert config.first_row()["chosen"] == "b"
+
+
+def test_holding_out_of_no_rows_is_an_error_that_says_so(tmp_path, raises: Raises):
+    fields = "task: text\ncolumns: {prompt: q, response: r}\nkeep: {r: ['yes']}\nvalidation_fraction: 0.5\n"
+    config = rows_of_ones_own(tmp_path, fields, "q,r", "1?,no", "2?,no")
+    with raises(DataError, "own"):
+        config.build("train")
+
+
+def test_characters_per_row_of_rows_without_a_text_is_a_problem_of_the_config(raises: Raises):
+    with raises(ValidationError, path="characters_per_row"):
+        PresetConfig(preset="AIME2024", characters_per_row=100)
+
+
+@pytest.mark.parametrize("preference", ["-2", "2.0"])
+def test_a_preference_may_be_text(tmp_path, preference):
+    fields = "task: preference\ncolumns: {prompt: q}\npair: {first: a, second: b, preference: p}\n"
+    (row,) = rows_of_ones_own(tmp_path, fields, "q,a,b,p", f"1?,one,two,{preference}").build("train")
+    assert row["chosen"] == ("one" if float(preference) < 0 else "two")
+
+
+@pytest.mark.parametrize("preference", ["0", "", "nan", "better"])
+def test_a_preference_for_neither_is_refused(tmp_path, preference, raises: Raises):
+    fields = "task: preference\ncolumns: {prompt: q}\npair: {first: a, second: b, preference: p}\n"
+    with raises((DataError, ValidationError)):
+        rows_of_ones_own(tmp_path, fields, "q,a,b,p", f"1?,one,two,{preference}").build("train")
+
+
 def test_an_answer_without_its_mark_is_an_error_that_names_the_row(tmp_path, raises: Raises):
     path = tmp_path / "train.jsonl"
     path.write_text(

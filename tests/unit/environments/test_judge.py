@@ -141,7 +141,8 @@ def test_the_mark_is_of_the_response_so_no_response_holds_its_own() -> None:
 )
 def test_only_one_last_line_with_the_mark_is_a_verdict(reply: str, score: float | None) -> None:
     question = question_of(JudgeConfig(url="http://localhost/v1", model="m"), PARIS, "x")
-    assert question.score(reply.replace("{m}", question.mark)) == score
+    huge = f"1{'0' * 400}"  # an integer beyond all floats
+    assert question.score(reply.replace("{m}", question.mark).replace("{huge}", huge)) == score
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,7 @@ def test_only_one_last_line_with_the_mark_is_a_verdict(reply: str, score: float 
         ('{"reasons": "ok", "mark": "{m}", "score": "8"}', None),
         ('{"reasons": "ok", "mark": "{m}", "score": true}', None),
         ('{"reasons": "ok", "mark": "{m}", "score": NaN}', None),
+        ('{"reasons": "ok", "mark": "{m}", "score": {huge}}', None),
         ('{"reasons": "ok", "mark": "else", "score": 8}', None),
         ('{"reasons": "ok", "mark": "{m}", "score": 8', None),  # cut
         ('[8]', None),
@@ -163,7 +165,8 @@ def test_only_one_last_line_with_the_mark_is_a_verdict(reply: str, score: float 
 def test_a_json_verdict_has_just_its_keys(reply: str, score: float | None) -> None:
     question = question_of(JudgeConfig(url="http://localhost/v1", model="m", verdict="json"), PARIS, "x")
     assert question.parameters()["response_format"]["json_schema"]["strict"] is True
-    assert question.score(reply.replace("{m}", question.mark)) == score
+    huge = f"1{'0' * 400}"  # an integer beyond all floats
+    assert question.score(reply.replace("{m}", question.mark).replace("{huge}", huge)) == score
 
 
 def failing(*statuses: Any, then: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:

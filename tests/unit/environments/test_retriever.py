@@ -122,6 +122,7 @@ def test_a_folder_of_texts_is_a_corpus(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "deep" / "zebra.md").write_text("# Zebras\nhave stripes")
     (tmp_path / "image.png").write_bytes(b"\xff\xfe")
     (tmp_path / "empty.txt").write_text("\n")
+    (tmp_path / "marked.jsonl").write_text('{"text": "with the mark of an editor"}', encoding="utf-8-sig")
     episode = RetrieverConfig(corpus=str(tmp_path)).build().start(TOWER)
     assert "have stripes" in episode.step("<search>zebras</search>").observation
 

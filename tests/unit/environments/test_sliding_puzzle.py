@@ -95,6 +95,12 @@ def test_scrambled_boards_are_that_many_moves_away_at_most_and_never_solved() ->
         assert 0 < distance(board) <= moves
 
 
+def test_one_board_of_two_by_two_is_found_where_each_walk_leads_back_to_the_solved_one() -> None:
+    # There are 12 boards in a circle, and a walk of 12 moves that never turns back goes round it once.
+    (row,) = SlidingPuzzlesConfig(size=2, min_scramble=6, max_scramble=12, num_train=1, num_validation=0).build("train")
+    assert row["board"] != [[1, 2], [3, 0]]
+
+
 def test_boards_are_shown_in_columns() -> None:
     assert show(solved(4)).splitlines()[2:] == [" 9 10 11 12", "13 14 15  _"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from recorded_messages import Raises
 from scripted_policy import ScriptedPolicy, saying
 
 ASK = {"model": "policy", "messages": [{"role": "user", "content": "?"}]}
-GATEWAY_THREAD = "nemorl-agents"
+GATEWAY_THREAD = "nemorl-gateway"
 
 
 def ask(base_url: str, key: str) -> httpx.Response:
@@ -40,6 +41,27 @@ def test_it_answers_where_it_says_and_leaves_no_thread(host: str) -> None:
         assert access.api_key not in repr(access)
     gateway.shutdown()  # twice is harmless
     assert threads() == before
+
+
+def test_traffic_of_all_episodes_is_told_at_the_end_and_that_of_the_last_ones_alone_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("nemorl_agents.gateway.gateway.record", lambda _, facts: told.append(facts))
+    monkeypatch.setattr("nemorl_agents.gateway.gateway.LATEST", 2)
+    with Gateway() as gateway:
+        for number in range(5):
+            access = gateway.open(ScriptedPolicy())
+            assert ask(access.base_url, access.api_key).status_code == 200
+            assert ask(access.base_url, "of another").status_code == 401  # it is nobody's request
+            assert gateway.close(access).requests == 1
+            assert len(gateway._traffic) <= min(number + 1, 2)
+    [facts] = told
+    assert {name: facts[name] for name in ("episodes", "requests", "refused")} == {
+        "episodes": 5,
+        "requests": 5,
+        "refused": 0,
+    }
 
 
 def test_a_policy_at_the_root_is_reached_with_its_key_alone() -> None:

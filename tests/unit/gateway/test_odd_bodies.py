@@ -117,6 +117,17 @@ def changed(body: Any, path: tuple[Any, ...], odd: Any) -> Any:
     return copied
 
 
+@pytest.mark.parametrize("number", [f"1{'0' * 400}", f"-1{'0' * 400}", "1e400"], ids=["large", "low", "infinite"])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "max_tokens", "seed"])
+def test_a_number_beyond_all_floats_is_the_clients_mistake(talk: Any, field: str, number: str) -> None:
+    body = f'{{"model": "policy", "messages": [{{"role": "user", "content": "q"}}], "{field}": {number}}}'
+    answer = talk.post("/v1/chat/completions", raw=body.encode())
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    reward = talk.post("/v1/reward", raw=f'{{"reward": {number}}}'.encode())
+    assert (reward.status_code, reward.json()["error"]["param"]) == (400, "reward")
+    assert talk.episode.traffic.failures == 0
+
+
 @pytest.mark.parametrize("path", BODIES)
 def test_no_value_in_any_place_makes_the_gateway_fail(talk: Any, path: str) -> None:
     body = BODIES[path]

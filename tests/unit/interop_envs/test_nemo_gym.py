@@ -171,6 +171,13 @@ def test_gym_is_told_of_the_runs_ray_where_nodes_with_free_gpus_are_left(raises:
         ray.shutdown()
 
 
+def test_a_reward_beyond_all_floats_is_none() -> None:
+    found = played(json.dumps({"reward": 10**400, "steps": 10**400}), {})
+    assert found.score is None
+    assert "no finite number" in found.problem
+    assert found.metrics == {}
+
+
 def test_a_sample_that_gym_masks_trains_nothing(environment: Callable[..., NemoGym]) -> None:
     [score] = play(environment(), asks("a", "a 0", verifier={"mask_sample": True}))
     assert not score.valid
@@ -323,6 +330,12 @@ def test_mistakes_in_rows_are_told_with_their_line(tmp_path: Path, raises: Raise
     with raises(DataError, "rows.jsonl:2"):
         NemoGymTasksConfig(path=path).build("train")
     path.write_text('{"prompt": "2+2"}\n')
+    with raises(DataError, "rows.jsonl:1"):
+        NemoGymTasksConfig(path=path).build("train")
+    path.write_bytes(json.dumps(ROW).encode() + b"\n\xff\n")
+    with raises(DataError, "rows.jsonl:2"):
+        NemoGymTasksConfig(path=path).build("train")
+    path.write_text(json.dumps({"responses_create_params": {"input": None}}))
     with raises(DataError, "rows.jsonl:1"):
         NemoGymTasksConfig(path=path).build("train")
     path.write_text(json.dumps(ROW))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ for line in sys.stdin:
     asked = json.loads(line)
     verb, number = asked["verb"], asked["number"]
     if verb == "echo": say(number, result=asked["text"])
+    if verb == "talk":
+        for _ in range(20000): say(0, result="what nobody waits for")
+        say(number, result="done")
     if verb == "fail": say(number, error="ValueError: 7")
     if verb == "tell": say(number, told="no such taskset")
     if verb == "cancel": say(0, result=None); print("cancelled", number, file=sys.stderr, flush=True)
@@ -56,6 +60,15 @@ def test_errors_are_the_workers(worker: WorkerProcess, raises: Raises) -> None:
         worker.ask_now("tell", within_s=30)
     with raises(BackendError, 0):
         worker.ask_now("wait", within_s=0.1)
+
+
+def test_a_long_question_waits_for_a_process_that_talks_and_is_heard_meanwhile(worker: WorkerProcess) -> None:
+    async def both() -> list[str]:
+        return await asyncio.wait_for(asyncio.gather(worker.ask("talk"), worker.ask("echo", text="x" * 5_000_000)), 60)
+
+    # A pipe holds less than either of them says: the process reads on once it is heard.
+    answers = ThreadPoolExecutor(1).submit(asyncio.run, both()).result(60)
+    assert (answers[0], len(answers[1])) == ("done", 5_000_000)
 
 
 def test_a_cancelled_question_is_cancelled_over_there(worker: WorkerProcess) -> None:

@@ -13,7 +13,8 @@ from nemorl_math_env.answers import canonical, decide, final_answer
 PIECES = [
     *"*_`[<>#|~&${}()=-/^\"'\\.,;!?:1aé→✅\u200b\n\t ",
     *("- ", "# ", "> ", "1. ", "* a\n", "- 1\n", "![", "](", "[a](", "`a", "**a ", "a**b", "**1**", "~~1", "| 1 | "),
-    *("|a\n|-\n", "| a |\n", "\n\n", "<b>", "<del>", "<!--", "</", "<a b=", "<answer>", "&nbsp;", "####", "#### "),
+    *("|a\n|-\n", "| a |\n", "\n\n", "<b>", "<del>", "<!--", "</", "<a b=", "<answer>", "&nbsp;"),
+    *("&#xE000;", "&#57349;", "####", "#### "),
     *("$$", "$1 ", "\\$", "\\(", "\\[", "\\boxed{", "\\boxed{1} ", "\\boxed{1} or ", "$\\boxed{1}$ or ", "}{", "{1} "),
     *("\\begin{a}", "\\begin{align}", "\\\\", "\\text{", "\\frac{", "1+", "(1+", "(1+1) ", "1,", "1,000,", "1 ", "1="),
     *(
@@ -61,6 +62,11 @@ def test_no_text_raises_or_is_paid_for_its_noise():
                 decide("42", given)
                 assert decide("43", given) is not True
                 canonical(given, truth="42")
+
+
+def test_a_reference_of_thousands_of_digits_is_compared_as_text():
+    assert decide("1" * 5000, "5") is False
+    assert decide("1" * 5000, "1" * 5000) is True
 
 
 def test_bold_words_are_read_without_the_parser_as_with_it(monkeypatch):

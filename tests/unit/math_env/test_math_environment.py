@@ -78,6 +78,8 @@ def test_an_empty_response_is_unparsable(math):
         (r"\frac{\sqrt{3}}{2}", r"\boxed{\sqrt3/2}"),
         (r"\{1,2\}", r"\boxed{\{2,1\}}"),
         ("50", "50%"),
+        (r"\sqrt{2}", "1.414213562373095"),  # more digits than a double is printed with
+        ("1.41421356237309504880", r"\boxed{\sqrt{2}}"),
     ],
 )
 def test_algebraically_equal_answers_are_right(math, answer, response):
@@ -85,7 +87,8 @@ def test_algebraically_equal_answers_are_right(math, answer, response):
 
 
 @pytest.mark.parametrize(
-    ("answer", "response"), [("x^2+2x+1", "(x+2)^2"), ("12", r"\boxed{5, 12}"), ("0.5", r"\boxed{\pi}")]
+    ("answer", "response"),
+    [("x^2+2x+1", "(x+2)^2"), ("12", r"\boxed{5, 12}"), ("0.5", r"\boxed{\pi}"), (r"\sqrt{2}", "1.4142135623730952")],
 )
 def test_algebraically_different_answers_are_wrong(math, answer, response):
     assert math.outcome(answer, response) == "wrong"
@@ -146,13 +149,13 @@ def test_it_works_through_the_kernels_pool(moody):
 def test_closing_frees_a_waiting_thread_and_later_algebra_is_refused(raises: Raises):
     environment = MathEnvironment(MathConfig(timeout_s=30, workers=1), grader=moody_grader)
     assert environment.outcome("a", "a+0") == "right"
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(environment.outcome, "a", HANG)
+    with ThreadPoolExecutor(3) as threads:
+        waiting = [threads.submit(environment.outcome, "a", HANG) for _ in range(3)]  # two of them in line
         time.sleep(0.5)
         started = time.monotonic()
         environment.close()
         environment.close()
-        assert waiting.result(timeout=10) == "timeout"
+        assert [each.result(timeout=10) for each in waiting] == ["timeout"] * 3
         assert time.monotonic() - started < 10
     with raises(UsageError):
         environment.outcome("a", "a+7")

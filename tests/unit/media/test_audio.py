@@ -76,6 +76,9 @@ def test_a_sound_of_a_dataset_is_its_samples() -> None:
         {"path": "/etc/passwd"},
         {"array": tone(), "sampling_rate": 0},
         {"array": numpy.zeros((2, 2, 2)), "sampling_rate": RATE},
+        {"array": [[0.0], [0.0, 1.0]], "sampling_rate": RATE},
+        {"array": ["loud"], "sampling_rate": RATE},
+        {"array": tone(), "sampling_rate": None},
         b"\0" * (MAX_BYTES + 1),
         None,
     ):

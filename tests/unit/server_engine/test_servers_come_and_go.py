@@ -112,6 +112,27 @@ def test_a_dropped_server_gets_no_more_requests(serve: Any, build: Any, tmp_path
     assert not dropped.prompts
 
 
+def test_a_server_that_is_wanted_again_before_it_has_left_serves_on(serve: Any, build: Any, tmp_path: Path) -> None:
+    server, other = serve(), serve()
+    engine = build(server)
+    may_answer, is_asked = threading.Event(), threading.Event()
+
+    def wait(count: int) -> None:
+        is_asked.set()
+        may_answer.wait(20)
+
+    server.before_sample = wait
+    busy = engine.submit(REQUESTS[0])
+    assert is_asked.wait(20)
+    roster(tmp_path).want([other.url], [server.url])
+    until(lambda: [each["state"] for each in state(tmp_path)["servers"]] == ["leaving", "ready"])
+    roster(tmp_path).want([server.url], [server.url])
+    until(lambda: state(tmp_path)["servers"][0]["state"] == "ready")
+    may_answer.set()
+    assert len(busy.result(20)) == 4
+    assert len(engine.generate(REQUESTS[:1])[0]) == 4
+
+
 def test_addresses_of_a_changed_config_come_before_those_that_the_command_left(tmp_path: Path) -> None:
     found = Roster(tmp_path)
     found.want(["http://b:1"], ["http://a:1"])

@@ -101,6 +101,17 @@ def test_checkpoints_have_names_times_and_owners(talk: Open, tmp_path: Path) -> 
     run(scene())
 
 
+def test_a_link_with_a_wrong_sign_leads_nowhere(talk: Open) -> None:
+    async def scene() -> None:
+        async with talk() as it:
+            for sign in ("", "0" * 64, "é", "%ff", "\u3042"):
+                query = {"until": str(int(time.time()) + 60), "sign": sign}
+                answer = await it.http.get("/api/v1/files/a/external_weights/b/c", params=query)
+                assert answer.status_code == 404
+
+    run(scene())
+
+
 @pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "x" * 201, "a b"])
 def test_names_that_are_no_names_are_refused(talk: Open, name: str) -> None:
     async def scene() -> None:

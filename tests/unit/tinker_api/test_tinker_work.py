@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from nemorl_agents.tinker import work
+from nemorl_agents.tinker.errors import ApiError
 from tinker_talk import Open, run
 from tinker_toy import BASE
 
@@ -119,6 +120,28 @@ def test_a_disk_that_is_full_for_a_while_applies_nothing_twice(talk: Open, monke
                 found = await it.asked("/retrieve_future", {"request_id": request_id})
             assert await it.scale(model) == pytest.approx(1 / 2)
             assert [verb for verb, _ in it.models.calls].count("step") > 1  # again, each time on the model as it was
+
+    run(scene())
+
+
+def test_what_fails_while_the_disk_is_full_is_told_once_there_is_room(
+    talk: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nemorl_agents.tinker.work.DISK_S", 0.05)
+
+    async def scene() -> None:
+        async with talk(hold_s=0.3) as it:
+            model = await it.model(await it.session())
+            request_id = (await it.asked("/optim_step", step(model, 2)))["request_id"]  # waits for the first
+            journal_file = it.service.records.journal._write
+            journal_file.execute("PRAGMA query_only = ON")
+            it.service.worker.soon(lambda: it.service.worker.end([model], ApiError(410, "it is over"), {"type": "x"}))
+            assert (await it.asked("/retrieve_future", {"request_id": request_id}))["type"] == "try_again"
+            journal_file.execute("PRAGMA query_only = OFF")
+            found: dict[str, Any] = {"type": "try_again"}
+            while found.get("type") == "try_again":
+                found = await it.asked("/retrieve_future", {"request_id": request_id})
+            assert "it is over" in found["error"]
 
     run(scene())
 

@@ -50,7 +50,7 @@ def media_of_sound(sound: Any) -> Media:
         require_size(len(sound))
         return Media("audio", bytes(sound))
     if isinstance(sound, Mapping) and "array" in sound and "sampling_rate" in sound:
-        return Media("audio", _wav(sound["array"], int(sound["sampling_rate"])))
+        return Media("audio", _wav(sound["array"], sound["sampling_rate"]))
     raise DataError(f"a sound is a {type(sound).__name__}", fix=SENT_AS)
 
 
@@ -114,11 +114,16 @@ def _require_readable(item: Media, file: Any) -> None:
         )
 
 
-def _wav(array: Any, rate: int) -> bytes:
+def _wav(array: Any, rate: Any) -> bytes:
     """A WAV file of float32 samples (Microsoft's multimedia programming interface 1.0, 1991, and its revision 3)."""
     import numpy
 
-    channels = numpy.atleast_2d(numpy.asarray(array, dtype="<f4"))
+    try:
+        channels, rate = numpy.atleast_2d(numpy.asarray(array, dtype="<f4")), int(rate)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"a sound is no array of numbers with a rate: {error}", fix="give [n] or [channels, n] samples"
+        ) from error
     if channels.ndim != 2 or not 0 < len(channels) <= MAX_CHANNELS or rate not in RATES:
         raise DataError(
             f"a sound of shape {channels.shape} with {rate} samples per second", fix="give [n] or [channels, n] samples"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,7 +112,7 @@ def whole_at(value: Any, place: str, low: int, high: int = LARGEST) -> int:
 
 def number_at(value: Any, place: str, low: float, high: float) -> float:
     """A finite number between two, both included."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high:
         raise bad_field(place, f"must be a number from {low:g} to {high:g}, not {shown(value)}")
     return float(value)

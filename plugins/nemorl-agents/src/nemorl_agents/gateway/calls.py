@@ -37,7 +37,7 @@ class Call:
     waiting: int = 0
     """Requests that want its answer."""
 
-    async def answer(self) -> Answer:
+    def answer(self) -> Answer:
         """Its answer, once the task is done.
 
         Raises:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import threading
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import Self
 
@@ -74,6 +75,8 @@ RECORDED = ("requests", "retries", "refused", "disconnects", "failures")
 """Counts that go into the audit log when a gateway ends."""
 ENDING_S = 2
 """Seconds for answers that are being sent when the gateway is shut down."""
+LATEST = 1024
+"""Episodes that have ended and whose last requests may not have been answered yet: of older ones sums are kept."""
 
 
 class Gateway:
@@ -98,8 +101,10 @@ class Gateway:
         self._doors = AccessControl()
         self._socket = _listening(self._options)
         self._served_at = self.address
-        self._traffic: list[Traffic] = []
-        """Of episodes that have ended"""
+        self._traffic: deque[Traffic] = deque()
+        """Of episodes that ended last"""
+        self._counts: Counter[str] = Counter()
+        """Of those before"""
         self._server = HttpServer(
             "the gateway",
             Server(self._doors, self._options).app,
@@ -161,9 +166,10 @@ class Gateway:
                 self._ended(episode)
         self._server.should_exit = True
         self._thread.join()
-        counts = {name: sum(getattr(traffic, name) for traffic in self._traffic) for name in RECORDED}
-        if self._traffic:
-            record("calls_served", {"address": self._served_at, "episodes": len(self._traffic), **counts})
+        while self._traffic:
+            self._add_up(self._traffic.popleft())
+        if self._counts:
+            record("calls_served", {"address": self._served_at, **self._counts})
 
     def __enter__(self) -> Self:
         return self
@@ -172,9 +178,17 @@ class Gateway:
         self.shutdown()
 
     def _ended(self, episode: OpenEpisode) -> Traffic:
-        self._loop.call_soon_threadsafe(episode.calls.close)
-        self._traffic.append(episode.traffic)
+        self._loop.call_soon_threadsafe(self._end, episode)
         return episode.traffic
+
+    def _end(self, episode: OpenEpisode) -> None:
+        episode.calls.close()
+        self._traffic.append(episode.traffic)
+        if len(self._traffic) > LATEST:
+            self._add_up(self._traffic.popleft())
+
+    def _add_up(self, traffic: Traffic) -> None:
+        self._counts.update(episodes=1, **{name: getattr(traffic, name) for name in RECORDED})
 
     def _access(self, base_url: str, name: str, key: str) -> Access:
         return Access(base_url, key, self._options.model, name)

@@ -128,7 +128,7 @@ class Server:
         try:
             is_done = await self._wait(call, request, quiet_s=self._options.quiet_s if streams else None)
             if is_done:
-                answer = await call.answer()
+                answer = call.answer()
                 if not streams or answer.events is None:
                     return JSONResponse(answer.payload, headers={"x-request-id": request_id})
         except BaseException:
@@ -177,7 +177,7 @@ class Server:
             yield COMMENT
             await asyncio.wait({call.task}, timeout=self._options.quiet_s)
         try:
-            answer = await call.answer()
+            answer = call.answer()
             assert answer.events is not None, "only answers with events are streamed"
             for event in answer.events():
                 yield event

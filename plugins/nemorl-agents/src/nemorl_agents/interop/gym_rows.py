@@ -36,20 +36,20 @@ def rows(path: Path, *, agent: str | None = None) -> Sequence[Row]:
     return found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    with path.open(encoding="utf-8") as lines:
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 yield number, line
 
 
-def _row(path: Path, number: int, line: str) -> Row:
+def _row(path: Path, number: int, line: bytes) -> Row:
     try:
         task = json.loads(line)
     except ValueError as error:
         raise DataError(f"{path}:{number} is no JSON: {error}", fix="give JSON Lines, one task per line") from error
     params = task.get(GYM_PARAMS) if isinstance(task, Mapping) else None
-    if not isinstance(params, Mapping) or "input" not in params:
+    if not isinstance(params, Mapping) or not isinstance(params.get("input"), str | list):
         raise DataError(
             f"{path}:{number} has no {GYM_PARAMS} with an input", fix="give a file as Gym's `ng_prepare_data` writes it"
         )

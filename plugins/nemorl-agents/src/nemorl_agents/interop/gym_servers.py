@@ -134,7 +134,7 @@ class GymServers:
         try:
             instances = read_json(f"{self.head_url}/server_instances", timeout_s=LOOK_S)
             return bool(instances) and all(_answers(one["url"]) for one in instances)
-        except (httpx2.HTTPError, ValueError):
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError):  # it says something else until it is ready
             return False
 
     def _said(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
@@ -134,6 +135,6 @@ async def _score(played: Played) -> Score:
 
 def usable(reward: object, whose: str) -> tuple[float | None, str]:
     """A reward as a finite number, or why it is none."""
-    if isinstance(reward, bool | int | float) and math.isfinite(reward):
+    if isinstance(reward, bool | int | float) and abs(reward) <= sys.float_info.max:
         return float(reward), ""
     return None, f"{whose} is {reward!r:.60}, and no finite number"

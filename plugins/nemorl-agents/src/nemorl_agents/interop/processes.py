@@ -41,7 +41,10 @@ class WorkerProcess:
         """
         self._what = what
         self._numbers = itertools.count(1)
+        self._writing = threading.Lock()
+        """Held while a question is written, which may wait for the process to read"""
         self._lock = threading.Lock()
+        """Never held meanwhile: the process may wait for its answers to be heard before it reads on"""
         self._waiting: dict[int, Future[Any]] = {}
         self._is_over = False
         try:
@@ -83,7 +86,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """End it, and what it started in its own session. Twice is harmless."""
-        with self._lock, suppress(OSError):
+        with self._writing, suppress(OSError):
             assert self._process.stdin is not None
             self._process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
@@ -103,7 +106,7 @@ class WorkerProcess:
 
     def _write(self, question: Mapping[str, Any]) -> None:
         line = json.dumps(question, default=_as_text).encode() + b"\n"
-        with self._lock, suppress(OSError, ValueError):  # it has ended, of which the listener tells all who wait
+        with self._writing, suppress(OSError, ValueError):  # it has ended, of which the listener tells all who wait
             assert self._process.stdin is not None
             self._process.stdin.write(line)
             self._process.stdin.flush()

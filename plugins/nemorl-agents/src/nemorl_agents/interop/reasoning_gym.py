@@ -42,9 +42,8 @@ class ReasoningGym(Environment):
             )
         source = (origin["task"], json.dumps(origin["options"]), origin["seed"], origin["size"])
         dataset, entry = _dataset(*source), _entry(*source, origin["index"], origin.get("question"))
-        if (
-            _score(dataset, entry, NONSENSE) or 0.0
-        ) >= 1.0:  # it pays for any text, as that of game_of_life_halting does
+        # Some scorers pay for any text, as that of game_of_life_halting does.
+        if (_score(dataset, entry, NONSENSE) or 0.0) >= 1.0:
             right = str(entry["answer"]).casefold() in map(str.casefold, readings(response))
             return Score(float(right), metrics={"scorer_error": 0.0}, correct=right)
         found = [_score(dataset, entry, answer) for answer in readings(response)]

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import BackendError, DataError, UsageError
@@ -142,7 +143,7 @@ def played(told: Mapping[str, Any], taskset: str, untrained: Collection[str] = (
                 f"environment.env.{trace['agent']}.client and .model",
             )
     seats = [trace for trace in traces if trace["is_policy"] and trace["agent"] not in untrained]
-    metrics = {"turns": _mean([float(trace["turns"]) for trace in seats])}
+    metrics = {"turns": fmean(trace["turns"] for trace in seats) if seats else 0.0}
     is_timeout = bool(told["is_timeout"] or any(trace["is_timeout"] for trace in traces))
     errors = [*told["errors"], *(error for trace in traces for error in trace["errors"])]
     if not told["ok"] and not is_timeout:
@@ -173,7 +174,3 @@ def _finite(values: Mapping[str, float]) -> dict[str, float]:
     """Those that are finite numbers."""
     found = {name: usable(float(value), name)[0] for name, value in values.items()}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

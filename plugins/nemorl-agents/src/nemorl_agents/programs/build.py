@@ -35,13 +35,7 @@ def environment_of(config: AgentConfig, gateway: Callable[[], EpisodeGateway] | 
         named = config.rollout != CHAT_LOOP
         function = load_function(config.rollout) if named else chat_loop(config.system)
         player = Coroutines(function, open_tools(config.tools))
-    return Agent(
-        player,
-        Judge(as_environment(config.reward), config.outcomes),
-        timeout_s=config.timeout_s,
-        give_up_after=config.give_up_after,
-        untrained=config.seats,
-    )
+    return _agent(player, config.reward, config)
 
 
 def agent_environment(function: Rollout, reward: Any = None, **options: Any) -> Environment:
@@ -63,8 +57,12 @@ def agent_environment(function: Rollout, reward: Any = None, **options: Any) -> 
     """
     parameters_of(function)
     config = AgentConfig(rollout=f"{function.__module__}:{function.__name__}", **options)
+    return _agent(Coroutines(function, open_tools(config.tools)), reward, config)
+
+
+def _agent(player: Player, reward: Any, config: AgentConfig) -> Agent:
     return Agent(
-        Coroutines(function, open_tools(config.tools)),
+        player,
         Judge(as_environment(reward), config.outcomes),
         timeout_s=config.timeout_s,
         give_up_after=config.give_up_after,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from nemorl.types import Prompt
@@ -54,7 +55,7 @@ class Programs:
             await in_thread(folder.fill, prompt, columns, self._config.files, self._config.copy_in)
             access = gateway.open(policy)
             try:
-                program = self._program(prompt, policy, folder, access)
+                program = self._program(prompt, columns, policy.episode_id, folder, access)
                 ended = await program.run(prompt.text, timeout_s)
             finally:
                 traffic = gateway.close(access)
@@ -67,13 +68,14 @@ class Programs:
         finally:
             await in_thread(folder.remove)
 
-    def _program(self, prompt: Prompt, policy: WatchedPolicy, folder: EpisodeFolder, access: Access) -> Program:
-        columns = visible_columns(prompt, self._config.hidden_columns)
+    def _program(
+        self, prompt: Prompt, columns: Mapping[str, Any], episode_id: str, folder: EpisodeFolder, access: Access
+    ) -> Program:
         port = urlsplit(access.base_url).port or 80
         return Program(
             [filled_in(argument, prompt, columns) for argument in self._command],
             folder=folder.work,
-            environment={**_variables(policy.episode_id, folder, access), **self._config.env},
+            environment={**_variables(episode_id, folder, access), **self._config.env},
             output_bytes=self._config.output_kib * 1024,
             limits=self._limits,
             prefix=self._sandbox.prefix(folder.root, port) if self._sandbox is not None else (),

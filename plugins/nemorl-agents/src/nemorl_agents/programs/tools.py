@@ -97,12 +97,13 @@ class Toolbox:
         """
         self.calls += 1
         try:
-            result = await asyncio.wait_for(self._call(name, arguments), self._timeout_s)
-        except TimeoutError:
-            return self._failed(f"{name} took longer than {self._timeout_s:g} seconds")
+            async with asyncio.timeout(self._timeout_s) as limit:
+                result = await self._call(name, arguments)
         except ToolError as error:
             return self._failed(str(error))
         except Exception as error:
+            if isinstance(error, TimeoutError) and limit.expired():  # it may have a limit of its own
+                return self._failed(f"{name} took longer than {self._timeout_s:g} seconds")
             logging.getLogger(__name__).debug("tool %s failed", name, exc_info=True)
             return self._failed(f"{type(error).__name__}: {error}")
         return seen(result, self._kinds, self._max_result_chars)

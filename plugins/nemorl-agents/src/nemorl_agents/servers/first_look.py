@@ -21,7 +21,6 @@ from nemorl_agents.servers.ways import Way, chosen_way
 if TYPE_CHECKING:
     from nemorl_rl.config import RolloutRunConfig
 
-    from nemorl_agents.servers.checks import Identity
     from nemorl_agents.servers.config import ServerConfig
 
 

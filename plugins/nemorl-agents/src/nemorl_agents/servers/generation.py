@@ -7,7 +7,7 @@ in-process engines (``nemorl_tensors.engines.responses``), which decides what en
 from __future__ import annotations
 
 import asyncio
-import math
+import sys
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import replace
@@ -67,14 +67,15 @@ class ServerGeneration:
         self._closed = False
         identity = Identity(policy, self._config, self._tokenizer, generation.sampling())
         roster = Roster(self._scratch / "engines")
+        self._pool = Pool(options, identity, roster, worker.device)
+        self._way: Way = "folder"
+        self._why = ""
         try:
-            self._way: Way = "folder"
-            self._why = ""
             if weights is not None:
                 urls = roster.wanted(options.urls)
                 self._way, self._why = self._run(look(options, identity, urls, worker.device))
-            self._pool = self._run(_made(options, identity, roster, worker.device, self._way))
-            self._run(self._pool.start(None if weights is None else self._taken(weights, weights.version)))
+            taken = None if weights is None else self._taken(weights, weights.version)
+            self._run(self._pool.start(taken, self._way))
         except BaseException:
             self.shutdown()
             raise
@@ -121,9 +122,7 @@ class ServerGeneration:
         if self._closed:
             return
         self._closed = True
-        pool = getattr(self, "_pool", None)
-        if pool is not None:
-            self._run(pool.close())
+        self._run(self._pool.close())
         self._loop.stop()
         self._versions.clear()
 
@@ -179,7 +178,7 @@ class ServerGeneration:
             problem = f"{len(ids)} tokens with {len(logprobs)} log-probs"
         elif not all(type(token) is int and 0 <= token < self._limits.vocabulary for token in ids):
             problem = f"tokens outside the vocabulary of {self._limits.vocabulary}: {ids[:8]}"
-        elif not all(isinstance(value, (int, float)) and math.isfinite(value) for value in logprobs):
+        elif not all(isinstance(value, (int, float)) and abs(value) <= sys.float_info.max for value in logprobs):
             problem = f"log-probs that are no finite numbers: {logprobs[:8]}"
         elif max(logprobs) > HIGHEST_LOGPROB or min(logprobs) <= UNKNOWN_LOGPROB:
             problem = f"log-probs from {min(logprobs):g} to {max(logprobs):g}, which are none"
@@ -210,8 +209,3 @@ class ServerGeneration:
         except CancelledError:
             fix = "wait for generate to return"
             raise BackendError("the generator was shut down while it generated", fix=fix) from None
-
-
-async def _made(options: ServerConfig, identity: Identity, roster: Roster, device: str, way: Way) -> Pool:
-    """A pool belongs to the loop that it is made on."""
-    return Pool(options, identity, roster, device, way)

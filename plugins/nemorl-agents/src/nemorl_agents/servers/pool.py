@@ -23,7 +23,7 @@ from nemorl_agents.servers.checks import require_weights, true_logprobs
 from nemorl_agents.servers.connection import GoneError
 from nemorl_agents.servers.first_look import nobody_came, told_waiting
 from nemorl_agents.servers.own_weights import OwnWeights
-from nemorl_agents.servers.server import Server
+from nemorl_agents.servers.server import Server, State
 
 if TYPE_CHECKING:
     from nemorl_agents.servers.checks import Identity
@@ -57,19 +57,18 @@ class Span:
 
 
 class Pool:
-    """The servers. Its coroutines run on the loop that it was made for."""
+    """The servers. Its coroutines run on one loop."""
 
-    def __init__(self, options: ServerConfig, identity: Identity, roster: Roster, device: str, way: Way) -> None:
+    def __init__(self, options: ServerConfig, identity: Identity, roster: Roster, device: str) -> None:
         """
         Args:
             options: Of the backend.
             identity: The model that servers must serve.
             roster: Which ones are wanted.
             device: Of this process.
-            way: In which servers are given weights.
         """
         self._options, self._identity, self._roster, self._device = options, identity, roster, device
-        self._way: Way = way
+        self._way: Way = "folder"
         self._servers: dict[str, Server] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._affinity = Affinity[str]()
@@ -89,14 +88,18 @@ class Pool:
         self._said: dict[str, Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
 
-    async def start(self, weights: Weights | None) -> None:
-        """Take in all servers, with these weights; ``None``: with those that they were started with.
+    async def start(self, weights: Weights | None, way: Way) -> None:
+        """Take in all servers.
+
+        Args:
+            weights: They are given these. ``None``: they keep those that they were started with.
+            way: In which servers are given weights.
 
         Raises:
             BackendError: One of them does not fit.
             DeadlineError: None of them came in time.
         """
-        self._current = weights
+        self._current, self._way = weights, way
         self._follow_roster()
         self._watcher = asyncio.create_task(self._watch())
         while any(server.state == "joining" for server in self._servers.values()):
@@ -153,7 +156,8 @@ class Pool:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._say()
+        if self._watcher is not None:
+            self._say()
         for server in self._servers.values():
             await server.connection.close()
 
@@ -272,8 +276,7 @@ class Pool:
         except NemorlError as error:
             self._refuse(server, error)
         else:
-            server.state, server.trouble, server.error = "ready", "", None
-            self._wake()
+            self._is_ready(server, "joining")
 
     async def _renew(self, server: Server) -> None:
         server.state = "loading"
@@ -285,8 +288,13 @@ class Pool:
         except NemorlError as error:
             self._refuse(server, error)
         else:
-            server.state = "ready"
-            self._wake()
+            self._is_ready(server, "loading")
+
+    def _is_ready(self, server: Server, after: State) -> None:
+        """It has the weights, unless it was lost or dropped meanwhile: what became of it then holds."""
+        if server.state == after:
+            server.state, server.trouble, server.error = "ready", "", None
+        self._wake()
 
     async def _give_weights(self, server: Server, *, check: bool) -> None:
         """Until it has the newest, which may change meanwhile."""
@@ -335,6 +343,8 @@ class Pool:
             if url not in self._servers:
                 server = self._servers[url] = Server(url, self._options, self._identity, self._device)
                 self._tasks[url] = asyncio.create_task(self._tend(server))
+            elif self._servers[url].state == "leaving":  # it is wanted again before its last request is done
+                self._servers[url].state = "lost"
         for url in [url for url in self._servers if url not in wanted]:
             server = self._servers[url]
             server.state, server.error = "leaving", None

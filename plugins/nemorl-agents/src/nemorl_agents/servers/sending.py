@@ -1,11 +1,19 @@
-"""Tensors to the processes of one server: the group that it shares with this process, and sending while it receives."""
+"""Tensors to the processes of one server: the group that it shares with this process, sending while it receives, and
+handles of device memory for engines on the same machine.
+
+Handles are not run: they take GPUs. They are what torch pickles for its own processes; whoever opens one copies from it
+while this process holds the tensor. Engines want pickles; they are written here, and never read.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nemorl.errors import BackendError
 from nemorl_rl.environments.loop_thread import in_thread
@@ -166,6 +174,36 @@ class VLLMGroup:
         self._group.broadcast(tensor.contiguous(), src=0, stream=stream)
         stream.synchronize()
         return tensor
+
+
+# Handles
+
+
+def shared_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Names and tensors, pickled by handle, in base64 (SGLang)."""
+    return pickled(list(tensors.items()))
+
+
+def handles(tensors: Mapping[str, Tensor]) -> list[tuple[Any, tuple[Any, ...]]]:
+    """For each tensor the function that opens it in another process, and its arguments."""
+    from torch.multiprocessing.reductions import reduce_tensor
+
+    return [reduce_tensor(tensor) for tensor in tensors.values()]  # type: ignore[no-untyped-call]
+
+
+def pickled(content: Any) -> str:
+    """In base64."""
+    buffer = io.BytesIO()
+    ForkingPickler(buffer).dump(content)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def device_name(tensors: Mapping[str, Tensor]) -> str:
+    """The number of the GPU, by which engines look for handles."""
+    import torch
+
+    tensor = next(iter(tensors.values()))
+    return str(torch.cuda.get_device_properties(tensor.device).uuid)
 
 
 def _first_line(error: Exception) -> str:

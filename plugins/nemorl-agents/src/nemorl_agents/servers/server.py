@@ -40,7 +40,7 @@ def _sense(url: str) -> Iterator[None]:
     """An answer of another form than its engine's is an error of the server, not of what reads it."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise BackendError(
             f"{url} answers in a form that is not its engine's: {error}",
             fix="generation.backend.engine must name the software behind generation.backend.urls",

@@ -16,12 +16,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemorl.base.files.atomic import remove
+from nemorl.base.files.atomic import remove, replacing_folder
 from nemorl.errors import DataError
 
 from nemorl_agents.tinker.errors import failure_of
 from nemorl_agents.tinker.flight.observing import Flight
-from nemorl_agents.tinker.folders import Folders, writing_folder
+from nemorl_agents.tinker.folders import Folders
 from nemorl_agents.tinker.models import Base, Models, NewModel
 from nemorl_agents.tinker.records import Answer, Checkpoint, Model, Records, Request
 from nemorl_agents.tinker.wire.bodies import CreateModel, LoadWeights, OptimStep, body_of
@@ -244,7 +244,7 @@ class Execution:
     def _state_saved(self, record: Model, seq: int) -> Callable[[], None]:
         """Write a state; returns the write that makes it the model's."""
         folder = self.folders.state(record.id, seq)
-        with writing_folder(folder) as draft:
+        with replacing_folder(folder) as draft:
             self.models.save(record.id, draft, optimizer=True)
         self._spent_s[record.id] = 0.0
         values = {**asdict(record), "state_seq": seq, "state": folder.relative_to(self.folders.root).as_posix()}

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from nemorl.base.files.atomic import listed, remove, replacing_folder
+from nemorl.base.files.atomic import listed, remove
 from nemorl.errors import DataError
 
 from nemorl_agents.tinker.records import CheckpointType
@@ -70,13 +68,6 @@ class Folders:
         """Remove what a model has that has no name."""
         for part in ("states", "snapshots"):
             remove(self.root / part / plain(model_id))
-
-
-@contextmanager
-def writing_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill, which has its name when the block ends well; one of that name makes room."""
-    with replacing_folder(path) as draft:
-        yield draft
 
 
 def folder_bytes(path: Path) -> int:

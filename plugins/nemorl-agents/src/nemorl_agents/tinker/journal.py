@@ -153,9 +153,8 @@ class Table(Generic[R]):
 
     def put(self, row: R) -> None:
         """Keep a row, in place of the one with its key."""
-        values = [
-            json.dumps(value) if is_json else value for value, is_json in zip(_values(row), self._json, strict=True)
-        ]
+        given: tuple[Any, ...] = astuple(row)  # type: ignore[call-overload]
+        values = [json.dumps(value) if is_json else value for value, is_json in zip(given, self._json, strict=True)]
         marks = ", ".join("?" * len(values))
         with self._journal.writing() as db:
             db.execute(f"INSERT OR REPLACE INTO {self._name} ({', '.join(self._columns)}) VALUES ({marks})", values)
@@ -174,11 +173,6 @@ class Table(Generic[R]):
     def _row(self, values: tuple[Any, ...]) -> R:
         made = [json.loads(value) if is_json else value for value, is_json in zip(values, self._json, strict=True)]
         return self._kind(*made)
-
-
-def _values(row: object) -> tuple[Any, ...]:
-    values: tuple[Any, ...] = astuple(row)  # type: ignore[call-overload]
-    return values
 
 
 def text_values(given: Mapping[str, Any] | None) -> dict[str, str]:

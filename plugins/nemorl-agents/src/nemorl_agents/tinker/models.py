@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -123,7 +123,7 @@ class Sampled:
     """One per prompt token at temperature 1, NaN for the first."""
     topk_prompt: Sequence[Topk | None] | None = None
     """One per prompt token, None for the first."""
-    prompt_cache_hit_tokens: int = field(default=0)
+    prompt_cache_hit_tokens: int = 0
 
 
 RUNS = "runs"

@@ -182,7 +182,7 @@ class CheckpointRoutes:
     async def _file(self, call: Call) -> Any:
         path, name = _path_of(call), call.path["file"]
         until_s = call.number("until", 0)
-        is_right = hmac.compare_digest(self._sign(path, name, until_s), call.query.get("sign", ""))
+        is_right = hmac.compare_digest(self._sign(path, name, until_s).encode(), call.query.get("sign", "").encode())
         found = self._records.checkpoints.get(path)
         if not is_right or until_s < time.time() or found is None:
             raise ApiError(404, "this link leads nowhere any more", fix="ask for new ones")

@@ -48,11 +48,8 @@ class SamplingRoutes:
 
     def _weights(self, owner: str, body: CreateSampling) -> tuple[str, str | None]:
         """(base, folder) of what is to be sampled from."""
-        if (body.model_path is None) == (body.base_model is None) and body.base_model is None:
-            raise ApiError(422, "a sampling session takes base_model or model_path")
-        if body.model_path is None:
-            name, folder = str(body.base_model), None
-        else:
+        name, folder = body.base_model, None
+        if body.model_path is not None:
             found = self._records.checkpoints.get(body.model_path)
             if found is None or (found.owner != owner and not found.is_public):
                 raise ApiError(404, f"there is no checkpoint {body.model_path[:300]}")
@@ -60,6 +57,8 @@ class SamplingRoutes:
                 fix = "save_weights_for_sampler writes weights to sample from"
                 raise ApiError(400, f"{found.path} cannot be sampled from", fix=fix)
             name, folder = found.new["base_model"], found.folder
+        if name is None:
+            raise ApiError(422, "a sampling session takes base_model or model_path")
         base = next((each for each in self._service.models.bases if each.name == name), None)
         if base is None or not base.sampleable:
             served = ", ".join(each.name for each in self._service.models.bases if each.sampleable)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from nemorl_agents.tinker.calls import MOST_LISTED, Call, Endpoint
+from nemorl_agents.tinker.calls import Call, Endpoint
 from nemorl_agents.tinker.errors import ApiError
 from nemorl_agents.tinker.journal import text_values
 from nemorl_agents.tinker.records import Session
@@ -149,7 +149,7 @@ class SessionRoutes:
             last = str(body.cursor.get("last_session_id"))
             ids = [session.id for session in fitting]
             fitting = fitting[ids.index(last) + 1 :] if last in ids else fitting
-        page = fitting[: min(body.limit, MOST_LISTED)]
+        page = fitting[: body.limit]
         cursor = None
         if len(fitting) > len(page):
             cursor = {"last_created_at": moment(page[-1].created_s), "last_session_id": page[-1].id}

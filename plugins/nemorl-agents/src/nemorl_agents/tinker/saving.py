@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from nemorl.base.files.atomic import remove
+from nemorl.base.files.atomic import remove, replacing_folder
 from nemorl.errors import DataError
 
 from nemorl_agents.tinker.execution import Done, Execution, done
-from nemorl_agents.tinker.folders import checkpoint_path, folder_bytes, writing_folder
+from nemorl_agents.tinker.folders import checkpoint_path, folder_bytes
 from nemorl_agents.tinker.records import Checkpoint, CheckpointType, Request, Sampler
 from nemorl_agents.tinker.wire.bodies import Saved, SaveExternal, SaveForSampler, SaveWeights, body_of
 
@@ -52,7 +52,7 @@ class Saving:
             fix = "save_state(..., overwrite=True) replaces it" if kind == "training" else "choose another name"
             raise DataError(f"{path} is there already", fix=fix)
         folder = self._folders.checkpoint(model.id, kind, name, request.seq)
-        with writing_folder(folder) as draft:
+        with replacing_folder(folder) as draft:
             if kind == "training":
                 self._execution.models.save(model.id, draft, optimizer=True)
             else:
@@ -80,7 +80,7 @@ class Saving:
         model = self._execution.model(request.scope)
         is_inflight = body.kind == "inflight"
         folder = self._folders.snapshot(model.id, request.seq)
-        with writing_folder(folder) as draft:
+        with replacing_folder(folder) as draft:
             self._execution.models.snapshot(model.id, draft)
         where = folder.relative_to(self._folders.root).as_posix()
         sampler_id = f"{request.session}:sample:{body.sampling_session_seq_id}"

@@ -162,6 +162,7 @@ class Service:
             return
         self.records.sessions.change(session.id, ended_s=time.time(), status=dict(status))
         self._seen_s.pop(session.id, None)
+        self._parked.discard(session.id)
         self._clear(replace(session, status=dict(status)))
 
     def _clear(self, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Samples from snapshots: a generator that holds the weights of the snapshots that were asked for last."""
+"""Samples from snapshots: a generator that holds the weights of those that it was given last."""
 
 from __future__ import annotations
 

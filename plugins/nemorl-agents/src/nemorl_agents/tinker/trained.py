@@ -1,8 +1,8 @@
 """Models of a Tinker server on nemorl's engines: adapters on one base, and samples from snapshots of them.
 
 A training backend holds the base once, and the adapter of one model at a time in place (``SharedBase`` in
-``nemorl.contracts``). A generator holds the versions of the weights that were sampled from last. One of whole weights
-is given a snapshot by the trainer, which puts it in place and hands its weights over; one of adapters reads the
+``nemorl.contracts``). A generator holds the versions of the weights that it was given last. One of whole weights is
+given a snapshot by the trainer, which puts it in place and hands its weights over; one of adapters reads the
 snapshot's files, so that it samples while the trainer trains.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 from nemorl.base.files.atomic import replace_text
@@ -37,7 +37,7 @@ from nemorl_tensors.engines.model_config import read_model_config
 from nemorl_trust.site_check import require_engine
 
 from nemorl_agents.tinker.adapter_files import AdapterFiles, adapted_modules
-from nemorl_agents.tinker.batches import client_batch
+from nemorl_agents.tinker.batches import ClientBatch, client_batch
 from nemorl_agents.tinker.flight.recorder import FlightRecorder
 from nemorl_agents.tinker.losses import ClientLoss
 from nemorl_agents.tinker.models import (
@@ -281,7 +281,7 @@ class TrainedModels:
             self._remove(model_id)
         self._passes.pop(model_id, None)
 
-    def _batch(self, data: Sequence[Datum], loss: Loss) -> Any:
+    def _batch(self, data: Sequence[Datum], loss: Loss) -> ClientBatch:
         assert isinstance(loss, ClientLoss), "losses are found by their names"
         limit = self._base.max_context_tokens
         for number, datum in enumerate(data):

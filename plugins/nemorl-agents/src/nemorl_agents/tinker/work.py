@@ -181,6 +181,8 @@ class Worker:
             if is_ready:
                 self._turns.move_to_end(turn)
                 return None, turn
+            if kind == "sample":
+                self._samples.pop(name, None)  # each save makes weights of its own
             if kind == "sample" or not self._orders.get(name):
                 del self._turns[turn]
         return None, None
@@ -286,7 +288,10 @@ class Worker:
 
     def _fail(self, request_ids: Sequence[str], reason: Exception) -> None:
         found = [self._records.requests.get(request_id) for request_id in request_ids]
-        self._kept([(request, failed(reason)) for request in found if request is not None], None)
+        if not self._kept([(request, failed(reason)) for request in found if request is not None], None):
+            self._pause()
+            self.soon(lambda: self._fail(request_ids, reason))
+            return
         for request_id in request_ids:
             self._on_done(request_id)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,13 +64,13 @@ def read_tests(given: Any, where: str) -> list[Pair] | list[str]:
         DataError: it is none of these.
     """
     if isinstance(given, str):
-        try:
+        with suppress(ValueError):  # it is a statement
             given = json.loads(given)
-        except ValueError:
-            given = [given] if given.strip() else None
+    if isinstance(given, str):
+        given = [given] if given.strip() else None
     if isinstance(given, Mapping) and {"inputs", "outputs"} <= given.keys():
         inputs, outputs = given["inputs"], given["outputs"]
-        if len(inputs) == len(outputs):
+        if isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple) and len(inputs) == len(outputs):
             given = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
     if isinstance(given, Sequence) and given:
         if all(isinstance(test, str) for test in given):

@@ -91,13 +91,12 @@ class CodeEnvironment(Environment):
 
     async def try_out(self, prompt: Prompt, policy: EpisodePolicy) -> None:
         """The first row, before the model is loaded. The others are tried as they come."""
-        await asyncio.wrap_future(self._row(prompt))
+        await self._tried(prompt)
 
     async def score(self, prompt: Prompt, response: str) -> Score:  # type: ignore[override]
         if self.sandbox.is_closed:
             raise UsageError("the code environment is closed", fix="build a new one from its config")
-        # Others wait for the same trial, also where this one is given up.
-        row = await asyncio.shield(asyncio.wrap_future(self._row(prompt)))
+        row = await self._tried(prompt)
         program, tally = last_program(response), _Tally()
         if program is None:
             tally.events["code_missing"] = 1
@@ -110,6 +109,10 @@ class CodeEnvironment(Environment):
         """Begin nothing more. What runs ends by its own limits."""
         self.sandbox.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
+
+    async def _tried(self, prompt: Prompt) -> _Row:
+        """The row. Others wait for the same trial, also where this one is given up."""
+        return await asyncio.shield(asyncio.wrap_future(self._row(prompt)))
 
     def _row(self, prompt: Prompt) -> Future[_Row]:
         """The row, tried when it is first met."""
@@ -132,10 +135,7 @@ class CodeEnvironment(Environment):
             counted = [n for n, counts in enumerate(tests.asserts.counts) if counts]
             verdicts = dict(enumerate(result.verdicts))
             tally.passed |= {number for number in counted if verdicts.get(number) == "passed"}
-            missed = [
-                number for number, counts in enumerate(tests.asserts.counts) if counts and number not in tally.passed
-            ]
-            if missed:
+            if missed := [number for number in counted if number not in tally.passed]:
                 why = verdicts.get(missed[0], "").partition(" ")[2]
                 tally.feedback = f"{tests.asserts.sources[missed[0]]} fails{f': {why}' if why else ''}"
         for number, pair in enumerate(tests.pairs):

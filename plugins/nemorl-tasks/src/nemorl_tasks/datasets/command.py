@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.plugin_app import plugin_app
 from nemorl_cli.terminal import print_table, say
 
-from nemorl_tasks.datasets.preset_file import TASKS, Listed, find_preset, listed
+from nemorl_tasks.datasets.preset_file import TASKS, Preset, find_preset, listed
 
 app = plugin_app()
 
@@ -43,7 +42,8 @@ def datasets(
         raise UsageError(f"no dataset is for {task!r}", fix=fix)
     found = listed(task)
     if as_json:
-        echo_json([asdict(entry) for entry in found], indent=2)
+        told = ("name", "other_names", "task", "rows", "hub", "licence", "summary", "homepage", "citation")
+        echo_json([{name: getattr(entry, name) for name in told} for entry in found], indent=2)
         return
     rows = [(entry.name, entry.task, _rows(entry), entry.licence, entry.summary) for entry in found]
     print_table(("NAME", "TASK", "ROWS", "LICENCE", "WHAT IT IS"), rows, whole=("NAME", "TASK", "ROWS"))
@@ -66,6 +66,6 @@ def _describe(name: str, as_json: bool) -> None:
     say(f"In a config:         data: {{name: {preset.name}{needed}, max_rows: 100}}")
 
 
-def _rows(entry: Listed) -> str:
+def _rows(entry: Preset) -> str:
     found = ", ".join(f"{count:,} {split}" for split, count in entry.rows.items())
     return found or ("not stated" if entry.hub else "yours")

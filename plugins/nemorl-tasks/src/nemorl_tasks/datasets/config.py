@@ -1,6 +1,4 @@
-"""The options of the ``huggingface`` and ``file`` datasets. The libraries that read them are imported in ``build()``,
-and, for a look at the first row of a Parquet file, in ``problems()``.
-"""
+"""The options of the ``huggingface`` and ``file`` datasets. Libraries that read them are imported with rows."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from nemorl.errors import ConfigIssue, DataError
 from nemorl.plugins.kinds import DatasetConfig
 from pydantic import Field
 
+from nemorl_tasks.datasets import files, hub
 from nemorl_tasks.datasets.mapping import ColumnMapping
 from nemorl_tasks.datasets.rows import select_rows
 
@@ -78,8 +77,6 @@ class FileConfig(_Table, DatasetConfig):
     """The validation file. Unset: none, or a ``validation_fraction`` of ``path``."""
 
     def problems(self) -> Iterator[ConfigIssue]:
-        from nemorl_tasks.datasets import files
-
         yield from super().problems()
         if self.validation_path is not None and self.validation_fraction:
             yield ConfigIssue("validation_fraction", "validation_path is set as well", "keep one of them")
@@ -95,8 +92,6 @@ class FileConfig(_Table, DatasetConfig):
                 yield from self.mapping().problems(row, where=field, source=str(path))
 
     def build(self, split: str) -> Sequence[Row] | None:
-        from nemorl_tasks.datasets import files
-
         if split == "validation" and self.validation_path is not None:
             return select_rows(files.read(self.validation_path), self, split, fraction=0, source=self.validation_path)
         if split == "train" or (split == "validation" and self.validation_fraction):
@@ -105,8 +100,6 @@ class FileConfig(_Table, DatasetConfig):
         return None
 
     def first_row(self) -> Row | None:
-        from nemorl_tasks.datasets import files
-
         return self.mapping().convert(files.first_row(self.path), number=0, source=str(self.path))
 
 
@@ -148,9 +141,7 @@ class HuggingFaceConfig(_Table, DatasetConfig):
         return None
 
     def _load(self, split: str) -> Sequence[Row]:
-        from nemorl_tasks.datasets.hub import load_split
-
-        table: Sequence[Row] = load_split(self.path, self.config_name, split, self.revision)
+        table: Sequence[Row] = hub.load_split(self.path, self.config_name, split, self.revision)
         return table
 
     def first_row(self) -> Row | None:

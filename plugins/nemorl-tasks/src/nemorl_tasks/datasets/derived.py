@@ -11,7 +11,7 @@ from typing import Any
 
 from nemorl.errors import DataError
 
-from nemorl_tasks.datasets.lookup import look_up
+from nemorl_tasks.datasets.mapping import look_up
 from nemorl_tasks.datasets.media_rows import Media
 from nemorl_tasks.datasets.preset_file import ListedOptions, Preset, Region
 

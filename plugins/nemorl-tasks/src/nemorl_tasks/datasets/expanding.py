@@ -4,6 +4,7 @@ rows of a table a preset keeps.
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError
 
-from nemorl_tasks.datasets.lookup import look_up
-from nemorl_tasks.datasets.mapping import response_of
+from nemorl_tasks.datasets.mapping import look_up, response_of
 from nemorl_tasks.datasets.preset_file import Preset, Ranked, Threads
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def _plain(value: Any) -> str:
 def _pairs(row: Mapping[str, Any], ranked: Ranked, which: str, place: str) -> Iterator[dict[str, Any]]:
     """The row once per pair of responses, with ``chosen`` and ``rejected``."""
     given = look_up(row, ranked.completions, place)
-    if not isinstance(given, list) or len(given) < 2:
+    if not isinstance(given, list) or len(given) < 2 or not all(isinstance(item, Mapping) for item in given):
         raise DataError(f"{place}: column {ranked.completions!r} holds no two responses", fix="leave such rows out")
     scored = []
     for item in given:
         rank = look_up(item, ranked.rank, place)
-        if isinstance(rank, bool) or not isinstance(rank, int | float):
+        if isinstance(rank, bool) or not isinstance(rank, int | float) or math.isnan(rank):
             raise DataError(f"{place}: {ranked.rank} = {rank!r} is no number", fix="correct the row")
         scored.append(
             (rank if ranked.lower_is_better else -rank, _response(look_up(item, ranked.response, place), place))
@@ -128,13 +128,15 @@ def _threads(row: Mapping[str, Any], threads: Threads, source: str, number: int)
 def _packed(table: Table, column: str, characters: int, source: str) -> Iterator[dict[str, Any]]:
     """Rows of ``text``, joined by line breaks until one has enough characters. Empty ones are left out."""
     texts: list[str] = []
+    held = 0
     for number in range(len(table)):
         text = look_up(table[number], column, f"{source}, row {number}")
         if not isinstance(text, str) or not text:
             continue
         texts.append(text)
-        if sum(map(len, texts)) >= characters:
+        held += len(text)
+        if held >= characters:
             yield {column: "\n".join(texts)}
-            texts = []
+            texts, held = [], 0
     if texts:
         yield {column: "\n".join(texts)}

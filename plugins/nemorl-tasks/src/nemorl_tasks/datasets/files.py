@@ -9,18 +9,23 @@ from __future__ import annotations
 import csv
 import difflib
 import gzip
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from nemorl.base.text.reading import UnreadableError, kind_of, parse_json, read_text
 from nemorl.errors import DataError
 
+from nemorl_tasks.datasets.hub import quiet
+
 COMPRESSED = ".jsonl.gz"
 """JSON Lines that are read whole: where a line starts is not known without decompressing all before it."""
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-SUPPORTED = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
+SUPPORTED = (".jsonl", COMPRESSED, ".ndjson", ".json", ".parquet", ".csv", ".tsv")
+"""Ends of the names of tables, in upper or lower case."""
 
 MAX_ROW_BYTES = 16 << 20
 """A row is one task: with more, a line break is missing somewhere."""
@@ -33,12 +38,17 @@ TOO_LONG = "write JSON Lines (.jsonl), one row per line, long values cut"
 Table = Sequence[Mapping[str, Any]]
 
 
+def is_table(path: Path | str) -> bool:
+    """The name is that of a file which can be read here."""
+    return str(path).lower().endswith(SUPPORTED)
+
+
 def read(path: Path) -> Table:
     """The whole table; every row has been parsed once, so that line 900,000 fails now and not mid-run."""
     path = _checked(path)
     suffix = path.suffix.lower()
-    if path.name.endswith(COMPRESSED):
-        return _non_empty(list(_compressed_lines(path)), path)
+    if suffix == ".gz":
+        return _non_empty([row for _, row in _json_lines(path)], path)
     if suffix == ".parquet":
         return _read_parquet(path)
     if suffix in DELIMITERS:
@@ -56,8 +66,6 @@ def first_row(path: Path) -> Mapping[str, Any]:
         return _first_parquet_row(path)
     if suffix == ".json":
         return _read_json(path)[0]
-    if path.name.endswith(COMPRESSED):
-        return read(path)[0]
     rows = _csv_rows(path) if suffix in DELIMITERS else (row for _, row in _json_lines(path))
     row = next(iter(rows), None)
     if row is None:
@@ -84,13 +92,14 @@ class JsonLines(Sequence[Mapping[str, Any]]):
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(byte offset, row) of every line that is not blank."""
-    start = 0
-    with path.open("rb") as file:
+    """(byte offset, row) of every line that is not blank; of a packed file the offset is that in its text."""
+    start, size = 0, path.stat().st_size
+    with _opened(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), 1):
+            offset, start = start, start + len(line)
+            _require_ratio(path, size, start)
             if len(line) > MAX_ROW_BYTES:
                 raise DataError(f"{path}, line {number}: longer than {MAX_ROW_BYTES:,} bytes", fix=TOO_LONG)
-            offset, start = start, start + len(line)
             if number == 1 and line.startswith(b"\xef\xbb\xbf"):  # the byte order mark of Windows editors
                 offset, line = 3, line[3:]  # noqa: PLW2901
             if not line.strip():
@@ -112,20 +121,13 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield offset, row
 
 
-def _compressed_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    size, packed = 0, path.stat().st_size
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file, unpacked where it is packed; what the disk or the packing refuses is an error of the data."""
     try:
-        with gzip.open(path, "rb") as file:
-            for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), 1):
-                size += len(line)
-                _require_ratio(path, packed, size)
-                if len(line) > MAX_ROW_BYTES:
-                    raise DataError(f"{path}, line {number}: longer than {MAX_ROW_BYTES:,} bytes", fix=TOO_LONG)
-                row = parse_json(line)
-                if not isinstance(row, dict):
-                    raise DataError(f"{path}, line {number}: not a row", fix="write one JSON object per line")
-                yield row
-    except (OSError, EOFError, UnreadableError) as error:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            yield cast(IO[bytes], file)
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} is not readable JSON Lines ({error})", fix="download or write it again") from error
 
 
@@ -177,8 +179,6 @@ def _csv_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _read_parquet(path: Path) -> Table:
     import datasets
 
-    from nemorl_tasks.datasets.hub import quiet
-
     _first_parquet_row(path)
     with quiet():
         table: Table = datasets.load_dataset("parquet", data_files=str(path), split="train")
@@ -205,7 +205,7 @@ def _first_parquet_row(path: Path) -> Mapping[str, Any]:
 def _checked(path: Path) -> Path:
     """``path`` made absolute, after the mistakes that need no look inside."""
     given, path = path, path.expanduser().absolute()
-    if path.suffix.lower() not in SUPPORTED and not path.name.endswith(COMPRESSED):
+    if not is_table(path):
         what = f"has the extension {path.suffix!r}" if path.suffix else "has no extension"
         raise DataError(f"{given} {what}, which is no supported format", fix=f"use one of {', '.join(SUPPORTED)}")
     if path.is_dir():
@@ -227,7 +227,7 @@ def _checked(path: Path) -> Path:
 def _closest(path: Path) -> str:
     if not path.parent.is_dir():
         return f"the folder {path.parent} does not exist either; check the path"
-    names = [item.name for item in path.parent.iterdir() if item.suffix.lower() in SUPPORTED]
+    names = [item.name for item in path.parent.iterdir() if is_table(item)]
     close = difflib.get_close_matches(path.name, names, n=1)
     if close:
         return f"did you mean {close[0]!r} in the same folder?"

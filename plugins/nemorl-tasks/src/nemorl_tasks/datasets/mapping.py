@@ -90,14 +90,12 @@ class ColumnMapping:
             if column is None or (key == "prompt" and self.prompt_template is not None):
                 continue
             if column not in row:
-                raise DataError(
-                    f"{source}, row {number}: no column {column!r} (it has {_listed(names)})", fix="complete the row"
-                )
+                raise _no_column(row, column, f"{source}, row {number}", fix="complete the row")
             value = row[column]
             if value is None and self.columns.get(key) is None and key != "prompt":
                 continue  # a table of several shapes, such as preferences beside demonstrations
             if key == "answer":
-                result[key] = None if value is None else _number_or_text(value)
+                result[key] = None if value is None else number_or_text(value)
             elif isinstance(value, str) and key != "messages":
                 result[key] = value
             elif _is_messages(value):
@@ -150,19 +148,47 @@ def fill_template(template: str, row: Mapping[str, Any], place: str) -> str:
     Raises:
         DataError: the row lacks one; names those it has.
     """
-    missing = [name for name in placeholders(template) if name not in row]
-    if missing:
-        names = [str(name) for name in row]
-        message = f"{place}: no column {missing[0]!r} (it has {_listed(names)})"
-        raise DataError(message, fix=did_you_mean(missing[0], names) or "complete the row")
+    for name in placeholders(template):
+        if name not in row:
+            raise _no_column(row, name, place, fix="complete the row")
     return _PLACEHOLDER.sub(lambda match: str(row[match[1]]) if match[1] else match[0][0], template)
+
+
+def look_up(row: Mapping[str, Any], column: str, place: str) -> Any:
+    """The value of a column, of a part of one (``answers.text.0``), or a text filled from several (``Q: {question}``).
+
+    Raises:
+        DataError: it is not there; names what is.
+    """
+    if not column:
+        return ""
+    if "{" in column:
+        return fill_template(column, row, place)
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        if isinstance(value, Mapping) and part in value:
+            value = value[part]
+        elif isinstance(value, list) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        else:
+            fix = "these are rows of another dataset: name the right one, or map its columns (columns: {prompt: …})"
+            raise _no_column(row, column, place, fix=fix)
+    return value
+
+
+def _no_column(row: Mapping[str, Any], column: str, place: str, *, fix: str) -> DataError:
+    names = [str(name) for name in row]
+    message = f"{place}: no column {column!r} (it has {_listed(names)})"
+    return DataError(message, fix=did_you_mean(column, names) or fix)
 
 
 def _listed(names: list[str]) -> str:
     return ", ".join(str(name) for name in names) or "none"
 
 
-def _number_or_text(value: Any) -> str:
+def number_or_text(value: Any) -> str:
     """``72.0`` was an integer before some table library met a missing value."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 

@@ -17,7 +17,7 @@ from typing import Any
 from nemorl.base.text.reading import expanded
 from nemorl.errors import DataError
 
-from nemorl_tasks.datasets.lookup import look_up
+from nemorl_tasks.datasets.mapping import look_up
 from nemorl_tasks.datasets.preset_file import MediaColumn
 
 

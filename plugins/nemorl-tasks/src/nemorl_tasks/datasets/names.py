@@ -22,12 +22,11 @@ from nemorl.types import Row
 from nemorl_rl.data.mixtures import Joined
 from nemorl_rl.data.rows import SPLITS
 
-from nemorl_tasks.datasets import preset_file
+from nemorl_tasks.datasets import files, preset_file
 from nemorl_tasks.datasets.config import FileConfig, HuggingFaceConfig
+from nemorl_tasks.datasets.hub import quiet
 from nemorl_tasks.datasets.preset import PresetConfig
 
-TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
-"""Files that the ``file`` dataset reads."""
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 SAVED_TO_DISK = ("dataset_dict.json", "state.json")
 """Files that ``datasets.save_to_disk`` leaves in a folder."""
@@ -113,9 +112,10 @@ def _expand(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, 
         return None
     if spelled is not None:
         return {**spelled, **{key: option for key, option in value.items() if key != "name"}}
-    if spelled is None and Path(name).suffix in (*TABLES, *preset_file.SUFFIXES):
-        kind = "file" if Path(name).suffix in TABLES else "preset"
-        return {**value, "name": kind, {"file": "path", "preset": "preset"}[kind]: name}
+    if files.is_table(name):
+        return {**value, "name": "file", "path": name}
+    if Path(name).suffix in preset_file.SUFFIXES:
+        return {**value, "name": "preset", "preset": name}
     guess = preset_file.closest(name)
     if guess is not None and did_you_mean(name, installed) is None:
         raise UsageError(f"no dataset is called {shown(name)}", fix=f"{guess} `nemorl datasets` lists the presets")
@@ -157,7 +157,7 @@ def _spelled(name: str) -> dict[str, Any] | None:
     path = expanded(name)
     if is_file(path):
         return {"name": "file", "path": name}
-    if HUB_NAME.fullmatch(name) and path.suffix not in TABLES and not os.path.exists(path):
+    if HUB_NAME.fullmatch(name) and not files.is_table(name) and not os.path.exists(path):
         return {"name": "huggingface", "path": name}
     return None
 
@@ -182,8 +182,8 @@ class FolderConfig(DatasetConfig):
     """Files to validate on."""
 
     def build(self, split: str) -> Sequence[Row] | None:
-        files = self.train if split == "train" else self.validation
-        tables = [table for file in files if (table := file.build("train")) is not None]
+        found = self.train if split == "train" else self.validation
+        tables = [table for file in found if (table := file.build("train")) is not None]
         return Joined(tables) if tables else None
 
 
@@ -195,25 +195,26 @@ def _folder(folder: Path) -> DatasetConfig:
             f"{folder} was written by save_to_disk ({saved[0]})",
             fix=f"pass the object: datasets.load_from_disk({str(folder)!r})",
         )
-    files = sorted(path for path in folder.iterdir() if _is_table(path))
-    if files:
-        return _tables(folder, files)
+    if found := sorted(path for path in folder.iterdir() if _is_table(path)):
+        return _tables(folder, found)
     if any(_is_table(path) for path in folder.glob("*/**/*") if not path.relative_to(folder).parts[0].startswith(".")):
         return _repository(folder)
-    raise UsageError(f"{folder} holds no tables ({', '.join(TABLES)})", fix="give the folder of the files, or a file")
+    raise UsageError(
+        f"{folder} holds no tables ({', '.join(files.SUPPORTED)})", fix="give the folder of the files, or a file"
+    )
 
 
 def _is_table(path: Path) -> bool:
-    return path.suffix.lower() in TABLES and path.name not in NO_TABLES and path.is_file()
+    return files.is_table(path) and path.name not in NO_TABLES and path.is_file()
 
 
-def _tables(folder: Path, files: Sequence[Path]) -> FolderConfig:
+def _tables(folder: Path, tables: Sequence[Path]) -> FolderConfig:
     """Those whose names say ``validation`` or ``test`` are to validate on; those that say ``train`` to train on, where
     none does all others."""
-    says = {name: [file for file in files if _says(file, name)] for names in NAMES.values() for name in names}
+    says = {name: [file for file in tables if _says(file, name)] for names in NAMES.values() for name in names}
     train = [file for name in NAMES["train"] for file in says[name]]
     held_out = [file for name in NAMES["validation"] for file in says[name]]
-    others = [file for file in files if file not in train and file not in held_out]
+    others = [file for file in tables if file not in train and file not in held_out]
     if both := [file.name for file in train if file in held_out]:
         raise UsageError(f"{folder}: {both[0]} may be to train or to validate on", fix="name it after one split")
     if train and others:
@@ -242,8 +243,6 @@ def _says(file: Path, name: str) -> bool:
 def _repository(folder: Path) -> DatasetConfig:
     """A folder as a repository of the hub has it: its splits are those that the ``datasets`` library finds."""
     import datasets
-
-    from nemorl_tasks.datasets.hub import quiet
 
     fix = f"say which part: data: {{name: huggingface, path: {folder}, config_name: …, train_split: …}}"
     try:

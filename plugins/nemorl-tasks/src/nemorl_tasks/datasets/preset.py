@@ -16,10 +16,12 @@ from nemorl.errors import ConfigError, ConfigIssue, DataError, NemorlError
 from nemorl.plugins.kinds import DatasetConfig
 from pydantic import Field
 
+from nemorl_tasks.datasets.expanding import expand, selected
 from nemorl_tasks.datasets.mapping import ColumnMapping
 from nemorl_tasks.datasets.preset_file import Preset, find_preset
 from nemorl_tasks.datasets.rows import MappedRows, hold_out, local_file
 from nemorl_tasks.datasets.shapes import PresetMapping
+from nemorl_tasks.datasets.sources import first_row, read_table, undecoded
 
 if TYPE_CHECKING:
     from nemorl.types import Row
@@ -97,6 +99,8 @@ class PresetConfig(DatasetConfig):
         if spec.media_files is not None and self.media_folder is None:
             message = f"the rows of {spec.name} name files: {spec.media_files}"
             yield ConfigIssue("media_folder", message, "get them, and name their folder")
+        if self.characters_per_row is not None and "response" not in spec.columns:
+            yield ConfigIssue("characters_per_row", f"rows of {spec.name} hold no text to be joined", "leave it out")
         if spec.media and self.chat is False:
             yield ConfigIssue("chat", "images and sounds are parts of a chat message", "leave it out")
         if self.split is not None and self.split == self.validation_split:
@@ -143,8 +147,6 @@ class PresetConfig(DatasetConfig):
         return self._rows(spec, train, ("train", fraction) if fraction else None)
 
     def first_row(self) -> Row | None:
-        from nemorl_tasks.datasets.sources import first_row
-
         row = first_row(self.path) if self.path is not None else None
         return None if row is None else self._first(row)
 
@@ -159,9 +161,6 @@ class PresetConfig(DatasetConfig):
         return spec.validation_fraction if self.validation_fraction is None else self.validation_fraction
 
     def _rows(self, spec: Preset, name: str, part: tuple[str, float] | None) -> MappedRows:
-        from nemorl_tasks.datasets.expanding import expand, selected
-        from nemorl_tasks.datasets.sources import read_table, undecoded
-
         source = f"{spec.name} ({name})"
         table = read_table(spec, self.path, name, self.revision)
         table = expand(undecoded(table) if spec.media else table, spec, self, source)
@@ -180,8 +179,6 @@ class PresetConfig(DatasetConfig):
 
     def _row_problems(self) -> Iterator[ConfigIssue]:
         """Problems of the first row, where looking at it costs nothing."""
-        from nemorl_tasks.datasets.sources import first_row
-
         try:
             row = first_row(self.path) if self.path is not None else None
             if row is not None:
@@ -190,10 +187,8 @@ class PresetConfig(DatasetConfig):
             yield ConfigIssue("path", error.message, error.fix)
 
     def _first(self, row: Mapping[str, Any]) -> Row | None:
-        from nemorl_tasks.datasets.expanding import expand, selected
-
         spec, source = self.spec, str(self.path)
         expanded = expand([row], spec, self, source)
-        if not selected(expanded, spec, source):
+        if not (numbers := selected(expanded, spec, source)):
             return None  # the next one may be kept
-        return self.mapping().convert(expanded[0], number=0, source=source)
+        return self.mapping().convert(expanded[numbers[0]], number=numbers[0], source=source)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -228,9 +227,9 @@ class Preset(Config):
             yield ConfigIssue("answer_boxed", "answer_after is set as well", "keep one of them")
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """All names it goes by, its own first."""
-        return (self.name, *self.aliases, *self.variants)
+    def other_names(self) -> tuple[str, ...]:
+        """Aliases and variants."""
+        return (*self.aliases, *self.variants)
 
     def variant(self, name: str) -> Preset:
         """This preset under one of its names: a variant with its own fields."""
@@ -255,12 +254,12 @@ def presets() -> Mapping[str, Preset]:
 
 @cache
 def _by_folded_name() -> Mapping[str, Preset]:
-    return {folded(name): preset for preset in presets().values() for name in preset.names}
+    return {folded(name): preset for preset in presets().values() for name in (preset.name, *preset.other_names)}
 
 
 def known_names() -> list[str]:
     """Every name of every preset of this package."""
-    return [name for preset in presets().values() for name in preset.names]
+    return [name for preset in presets().values() for name in (preset.name, *preset.other_names)]
 
 
 def has_preset(name: str) -> bool:
@@ -316,39 +315,7 @@ def read_preset(path: Path) -> Preset:
     return validate(Preset, read_source(path), source=str(path))
 
 
-@dataclass(frozen=True)
-class Listed:
-    """One preset, as lists show it."""
-
-    name: str
-    other_names: tuple[str, ...]
-    """Aliases and variants."""
-    task: str
-    rows: Mapping[str, int]
-    """Published number of rows by split; empty where the rows are the user's."""
-    hub: str | None
-    licence: str
-    summary: str
-    homepage: str
-    citation: str
-
-    @classmethod
-    def of(cls, preset: Preset) -> Listed:
-        others = preset.names[1:]
-        return cls(
-            preset.name,
-            others,
-            preset.task,
-            preset.rows,
-            preset.hub,
-            preset.licence,
-            preset.summary,
-            preset.homepage,
-            preset.citation,
-        )
-
-
-def listed(task: str | None = None) -> list[Listed]:
+def listed(task: str | None = None) -> list[Preset]:
     """All presets by task and name, or those of one task."""
-    found = [Listed.of(preset) for preset in presets().values() if task in (None, preset.task)]
-    return sorted(found, key=lambda entry: (TASKS.index(entry.task), entry.name.casefold()))
+    found = [preset for preset in presets().values() if task in (None, preset.task)]
+    return sorted(found, key=lambda preset: (TASKS.index(preset.task), preset.name.casefold()))

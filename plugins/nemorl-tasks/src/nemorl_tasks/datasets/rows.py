@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nemorl.base.text.reading import expanded
-from nemorl.errors import ConfigError, ConfigIssue, DataError
+from nemorl.errors import ConfigError, DataError
 from nemorl.types import Row
 from nemorl_rl.data.fingerprints import sampled
 
@@ -22,9 +22,6 @@ class RowMapping(Protocol):
 
     def convert(self, row: Mapping[str, Any], *, number: int, source: str) -> dict[str, Any]:
         """The row, or ``DataError``."""
-
-    def problems(self, row: Mapping[str, Any], *, where: str, source: str) -> Iterable[ConfigIssue]:
-        """The reasons why it cannot become one."""
 
 
 class MappedRows(Sequence[Row]):
@@ -83,11 +80,10 @@ def select_rows(
         numbers = validation if split == "validation" else train
     if config.max_rows is not None:
         numbers = numbers[: config.max_rows]
-    rows = MappedRows(table, numbers, config.mapping(), str(source), local_file(source))
-    found = list(config.mapping().problems(table[numbers[0]], where="path", source=str(source)))
-    if found:
+    mapping = config.mapping()
+    if found := list(mapping.problems(table[numbers[0]], where="path", source=str(source))):
         raise ConfigError(found, source="data")
-    return rows
+    return MappedRows(table, numbers, mapping, str(source), local_file(source))
 
 
 def local_file(source: str | Path | None) -> Path | None:
@@ -97,7 +93,8 @@ def local_file(source: str | Path | None) -> Path | None:
 
 
 def hold_out(size: int, fraction: float, seed: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Disjoint (train, validation) row numbers in ascending order; at least one for validation."""
-    held_out = sorted(random.Random(f"validation/{seed}").sample(range(size), max(1, round(size * fraction))))
+    """Disjoint (train, validation) row numbers in ascending order; at least one for validation, if there is any."""
+    count = min(size, max(1, round(size * fraction)))
+    held_out = sorted(random.Random(f"validation/{seed}").sample(range(size), count))
     skip = set(held_out)
     return array("q", (number for number in range(size) if number not in skip)), array("q", held_out)

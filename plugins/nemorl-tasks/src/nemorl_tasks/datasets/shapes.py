@@ -9,15 +9,14 @@ from __future__ import annotations
 import random
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nemorl.errors import ConfigIssue, DataError
+from nemorl.errors import DataError
 
 from nemorl_tasks.datasets.derived import derived, inside_tag
-from nemorl_tasks.datasets.lookup import look_up
-from nemorl_tasks.datasets.mapping import ColumnMapping, fill_template
+from nemorl_tasks.datasets.mapping import ColumnMapping, fill_template, look_up, number_or_text
 from nemorl_tasks.datasets.media_rows import media_of, placed, with_parts
 from nemorl_tasks.datasets.preset_file import Choices, Pair, Preset, Turns
 
@@ -46,13 +45,6 @@ class PresetMapping:
     """Of the order of options."""
     media_folder: str | None = None
     """Of the files that rows name."""
-
-    def problems(self, row: Mapping[str, Any], *, where: str, source: str) -> Iterator[ConfigIssue]:
-        """The reasons why this row cannot become one of nemorl's."""
-        try:
-            self.convert(row, number=0, source=source)
-        except DataError as error:
-            yield ConfigIssue(where, error.message, error.fix)
 
     def convert(self, row: Mapping[str, Any], *, number: int, source: str) -> dict[str, Any]:
         """One row of the table as a nemorl row.
@@ -172,9 +164,13 @@ def _said(content: Any, place: str) -> str:
 
 def _pair(row: Mapping[str, Any], pair: Pair, place: str) -> dict[str, Any]:
     first, second, preference = (look_up(row, name, place) for name in (pair.first, pair.second, pair.preference))
-    if not isinstance(preference, int | float) or preference == 0:
+    try:
+        number = float(preference)  # files have it as text
+    except (TypeError, ValueError):
+        number = 0.0
+    if not number < 0 and not number > 0:
         raise DataError(f"{place}: {pair.preference} = {preference!r} prefers neither response", fix="drop such rows")
-    chosen, rejected = (first, second) if preference < 0 else (second, first)
+    chosen, rejected = (first, second) if number < 0 else (second, first)
     return {"chosen": chosen, "rejected": rejected, "response": chosen, "answer": chosen}
 
 
@@ -184,11 +180,13 @@ def _choices(row: Mapping[str, Any], choices: Choices, order: random.Random | No
         given = look_up(row, choices.options, place)
     else:
         given = [look_up(row, name, place) for name in choices.options]
-    options = [str(option).strip() for option in given if option not in (None, "")]
+    if not isinstance(given, list):
+        raise DataError(f"{place}: {given!r:.80} is no list of options", fix="correct the row")
+    options = {number: str(option).strip() for number, option in enumerate(given) if option not in (None, "")}
     right = _right_option(row, choices, place)
-    if not 0 <= right < len(options) <= len(string.ascii_uppercase):
+    if right not in options or len(options) > len(string.ascii_uppercase):
         raise DataError(f"{place}: option {right} of {len(options)} cannot be right", fix="correct the row")
-    numbers = list(range(len(options)))
+    numbers = list(options)
     if order is not None:
         order.shuffle(numbers)
     letters = string.ascii_uppercase[: len(options)]
@@ -198,8 +196,9 @@ def _choices(row: Mapping[str, Any], choices: Choices, order: random.Random | No
 
 def _right_option(row: Mapping[str, Any], choices: Choices, place: str) -> int:
     right = choices.correct if isinstance(choices.correct, int) else look_up(row, choices.correct, place)
-    if isinstance(right, str) and len(right.strip()) == 1 and right.strip().upper() in string.ascii_uppercase:
-        return string.ascii_uppercase.index(right.strip().upper())
-    if not isinstance(right, int):
+    said = number_or_text(right).strip().upper()
+    if said.isdecimal():
+        return int(said)
+    if len(said) != 1 or said not in string.ascii_uppercase:
         raise DataError(f"{place}: {right!r} is neither a letter nor a number of an option", fix="correct the row")
-    return right
+    return string.ascii_uppercase.index(said)

@@ -13,7 +13,7 @@ from nemorl.errors import DataError
 from nemorl.types import Row
 from nemorl_rl.data.mixtures import Joined
 
-from nemorl_tasks.datasets import files
+from nemorl_tasks.datasets import files, hub
 from nemorl_tasks.datasets.preset_file import Preset
 
 Table = Sequence[Mapping[str, Any]]
@@ -38,13 +38,13 @@ def read_table(preset: Preset, path: str | None, split: str, revision: str | Non
         assert preset.hub is not None, "PresetConfig.problems asks for a path"
         return _published(preset, preset.hub, split, revision)
     if "*" in path or "://" in path:
-        return _from_hub().load_files(path)  # type: ignore[no-any-return]
+        return hub.load_files(path)  # type: ignore[no-any-return]
     local = expanded(path)
     if local.is_file() and local.suffix.lower() in (".arrow", ".txt"):
-        return _from_hub().load_files(str(local))  # type: ignore[no-any-return]
+        return hub.load_files(str(local))  # type: ignore[no-any-return]
     if local.is_dir():
         return _folder(local, preset, split)
-    if local.exists() or local.suffix in files.SUPPORTED or not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
+    if local.exists() or files.is_table(local) or not re.fullmatch(r"[\w.-]+/[\w.-]+", path):
         return files.read(local)
     return _published(preset, path, split, revision)
 
@@ -78,15 +78,14 @@ def first_row(path: str) -> Row | None:
         DataError: the file is not there, or not readable.
     """
     local = expanded(path)
-    is_file = local.suffix.lower() in (*files.SUPPORTED, ".gz") and not local.is_dir()
+    is_file = (files.is_table(local) or local.suffix.lower() == ".gz") and not local.is_dir()
     return files.first_row(local) if is_file and "*" not in path and "://" not in path else None
 
 
-def _published(preset: Preset, hub: str, split: str, revision: str | None) -> Table:
-    load = _from_hub()
+def _published(preset: Preset, repository: str, split: str, revision: str | None) -> Table:
     if preset.files:
-        return _joined([files.read(load.download_file(hub, name, revision)) for name in preset.files])
-    return _joined([load.load_split(hub, subset, split, revision) for subset in _subsets(preset)])
+        return _joined([files.read(hub.download_file(repository, name, revision)) for name in preset.files])
+    return _joined([hub.load_split(repository, subset, split, revision) for subset in _subsets(preset)])
 
 
 def _folder(folder: Path, preset: Preset, split: str) -> Table:
@@ -115,9 +114,3 @@ def _subsets(preset: Preset) -> tuple[str | None, ...]:
 
 def _joined(tables: Sequence[Table]) -> Table:
     return tables[0] if len(tables) == 1 else Joined(tables)
-
-
-def _from_hub() -> Any:
-    from nemorl_tasks.datasets import hub
-
-    return hub

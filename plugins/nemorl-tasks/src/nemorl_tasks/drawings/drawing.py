@@ -6,11 +6,9 @@ import base64
 import io
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nemorl.types import Row
-
     from nemorl_tasks.drawings.config import DrawingsConfig
 
 COLOURS = {"r": (220, 30, 30), "g": (30, 180, 30), "b": (30, 30, 220), "y": (230, 220, 30)}
@@ -31,11 +29,7 @@ class Drawings(Sequence[Any]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[number] for number in range(*index.indices(self._count))]
         number = range(self._count)[index]

@@ -17,16 +17,8 @@ if TYPE_CHECKING:
 ANSWER_WORDS = (
     *("Answer", "Antwort", "Respuesta", "Réponse", "Risposta", "Resposta", "Jawaban", "Jibu"),
     *("Ìdáhùn", "Idáhùn", "Idahun", "উত্তর", "उत्तर", "답변", "정답", "답", "答案", "答え", "回答", "解答", "答"),
-    *(
-        "الإجابة الصحيحة هي",
-        "الإجابة الصحيحة",
-        "الإجابة النهائية",
-        "الإجابة هي",
-        "الإجابة",
-        "إجابة",
-        "الجواب النهائي",
-        "الجواب",
-    ),
+    *("الإجابة الصحيحة هي", "الإجابة الصحيحة", "الإجابة النهائية", "الإجابة هي"),
+    *("الإجابة", "إجابة", "الجواب النهائي", "الجواب"),
 )
 """``Answer`` in English and the 14 languages of MMMLU (German, Spanish, French, Italian, Portuguese, Indonesian,
 Swahili; Yoruba, Bengali, Hindi, Korean, Chinese, Japanese; Arabic)."""

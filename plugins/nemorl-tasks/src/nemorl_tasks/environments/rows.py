@@ -51,7 +51,8 @@ def puzzle_rows(config: SlidingPuzzlesConfig) -> Splits:
 
 
 def _few_boards(config: SlidingPuzzlesConfig) -> list[Board] | None:
-    limit = 4 * (config.num_train + config.num_validation)
+    # The 12 boards of 2 x 2 are always few: walks that never turn back go in a circle there, maybe to the solved one.
+    limit = max(12, 4 * (config.num_train + config.num_validation))
     near = _boards_within(config.size, config.max_scramble, limit)
     return None if near is None else [board for board, moves in near.items() if moves >= config.min_scramble]
 

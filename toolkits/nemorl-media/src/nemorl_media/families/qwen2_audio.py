@@ -30,16 +30,8 @@ class Qwen2Audio(Family):
 
     def process(self, media: Media) -> Item:
         # The extractor would cut what is longer.
-        sound = samples(media, self._extractor.sampling_rate, self._extractor.chunk_length)
-        found = self._extractor(
-            [sound],
-            sampling_rate=self._extractor.sampling_rate,
-            padding="max_length",
-            return_attention_mask=True,
-            return_tensors="pt",
-        )
-        frames = found["attention_mask"]
-        tensors = {"input_features": found["input_features"], "feature_attention_mask": frames}
+        features, frames = spectrogram(self._extractor, media, self._extractor.chunk_length)
+        tensors = {"input_features": features, "feature_attention_mask": frames}
         return Item(media, tensors, (int(states_and_tokens(frames)[1]), 1, 1))
 
     def encode(self, model: nn.Module, items: Sequence[Item]) -> Seen:
@@ -56,6 +48,19 @@ class Qwen2Audio(Family):
         )
         states = base.audio_tower(sounds, attention_mask=mask).last_hidden_state
         return Seen(base.multi_modal_projector(states)[_first(tokens_I, states.shape[1])])
+
+
+def spectrogram(extractor: Any, media: Media, max_s: float) -> tuple[Tensor, Tensor]:
+    """[1, mels, T] features of a sound, filled up to the extractor's longest, and [1, T] int: frames of its own."""
+    rate = extractor.sampling_rate
+    found = extractor(
+        [samples(media, rate, max_s)],
+        sampling_rate=rate,
+        padding="max_length",
+        return_attention_mask=True,
+        return_tensors="pt",
+    )
+    return found["input_features"], found["attention_mask"]
 
 
 def states_and_tokens(frames_IT: Tensor) -> tuple[Tensor, Tensor]:

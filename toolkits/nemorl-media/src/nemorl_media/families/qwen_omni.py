@@ -11,8 +11,7 @@ from nemorl.media import Media, MediaKind
 from nemorl_tensors.engines.rows import Rows
 from torch import Tensor, nn
 
-from nemorl_media.audio import samples
-from nemorl_media.families.qwen2_audio import states_and_tokens
+from nemorl_media.families.qwen2_audio import spectrogram, states_and_tokens
 from nemorl_media.families.qwen_vl import Qwen25VL
 from nemorl_media.family import Item, Seen, feature_extractor
 
@@ -37,20 +36,10 @@ class Qwen25Omni(Qwen25VL):
     def process(self, media: Media) -> Item:
         if media.kind == "image":
             return super().process(media)
-        rate = self._extractor.sampling_rate
-        found = self._extractor(
-            [samples(media, rate, min(MAX_SOUND_S, self._extractor.chunk_length))],
-            sampling_rate=rate,
-            padding="max_length",
-            return_attention_mask=True,
-            return_tensors="pt",
-        )
+        features, frames = spectrogram(self._extractor, media, min(MAX_SOUND_S, self._extractor.chunk_length))
         # The tower takes the frames of the sound alone.
-        frames = found["attention_mask"][:, : int(found["attention_mask"].sum())]
-        tensors = {
-            "input_features": found["input_features"][..., : frames.shape[1]].clone(),
-            "feature_attention_mask": frames,
-        }
+        frames = frames[:, : int(frames.sum())]
+        tensors = {"input_features": features[..., : frames.shape[1]].clone(), "feature_attention_mask": frames}
         return Item(media, tensors, (int(states_and_tokens(frames)[1]), 1, 1))
 
     def encode(self, model: nn.Module, items: Sequence[Item]) -> Seen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -42,8 +43,8 @@ def function_tool(definition: Mapping[str, Any], place: str, *, schema: str) -> 
 
 def require_distinct(tools: Sequence[Tool], place: str) -> tuple[Tool, ...]:
     """The tools, no two of which have one name."""
-    names: list[str] = [tool["function"]["name"] for tool in tools]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    counts = Counter[str](tool["function"]["name"] for tool in tools)
+    twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise bad_field(place, f"two tools are called {twice!r}", fix="give each a name of its own")
     return tuple(tools)

@@ -25,8 +25,7 @@ from nemorl_agents.servers.dialects.base import (
     meeting_place,
     weight_spans,
 )
-from nemorl_agents.servers.handles import shared_tensors
-from nemorl_agents.servers.sending import Announced, Opener, both, parts, torch_group
+from nemorl_agents.servers.sending import Announced, Opener, both, parts, shared_tensors, torch_group
 from nemorl_agents.servers.ways import Way
 
 if TYPE_CHECKING:

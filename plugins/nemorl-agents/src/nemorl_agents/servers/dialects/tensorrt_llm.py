@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nemorl.errors import BackendError
 
 from nemorl_agents.servers.dialects.base import Answer, Ask, Caller, Dialect, Facts, Wanted, field, sampling_fields
-from nemorl_agents.servers.handles import device_name, handles, pickled
-from nemorl_agents.servers.sending import parts
+from nemorl_agents.servers.sending import device_name, handles, parts, pickled
 from nemorl_agents.servers.ways import Way
 
 if TYPE_CHECKING:

@@ -33,8 +33,16 @@ from nemorl_agents.servers.dialects.base import (
     sampling_fields,
     weight_spans,
 )
-from nemorl_agents.servers.handles import device_name, handles, pickled
-from nemorl_agents.servers.sending import Announced, Opener, VLLMGroup, both, torch_group
+from nemorl_agents.servers.sending import (
+    Announced,
+    Opener,
+    VLLMGroup,
+    both,
+    device_name,
+    handles,
+    pickled,
+    torch_group,
+)
 from nemorl_agents.servers.ways import Way
 
 if TYPE_CHECKING:

@@ -52,13 +52,9 @@ def pass_body(raw: bytes) -> PassBody:
         fix = "use a client of the versions that docs/tinker.md names"
         raise ApiError(400, "the body is no ForwardBackwardRequest", fix=fix) from error
     config: dict[str, float | str] = dict(message.loss_fn_config)
-    config |= {key: value.text if value.HasField("text") else value.number for key, value in _newer(message).items()}
+    newer: Mapping[str, Any] = message.loss_fn_config_v2
+    config |= {key: value.text if value.HasField("text") else value.number for key, value in newer.items()}
     return PassBody(message.model_id, message.seq_id, message.loss_fn, config, message.forward_only, message)
-
-
-def _newer(message: Any) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = message.loss_fn_config_v2
-    return found
 
 
 def _datum(message: Any, name: str) -> Datum:

@@ -85,7 +85,7 @@ class Question:
         score = _json_score(said, self.mark) if self.config.verdict == "json" else self._line_score(said)
         if score is None or not self.config.lowest <= score <= self.config.highest:
             return None
-        return score
+        return float(score)
 
     def _line_score(self, reply: str) -> float | None:
         line = re.compile(
@@ -139,7 +139,7 @@ def _json_score(reply: str, mark: str) -> float | None:
     if not isinstance(found, dict) or set(found) != {"reasons", "mark", "score"} or found["mark"] != mark:
         return None
     score = found["score"]
-    return float(score) if isinstance(score, int | float) and not isinstance(score, bool) else None
+    return score if isinstance(score, int | float) and not isinstance(score, bool) else None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

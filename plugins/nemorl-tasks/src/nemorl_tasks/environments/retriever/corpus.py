@@ -62,7 +62,7 @@ def read_documents(path: Path, text_column: str, title_column: str | None) -> li
 
 def _documents_of(file: Path, text_column: str, title_column: str | None) -> Iterator[str]:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {file} of the corpus: {error}", fix="give text files in UTF-8") from error
     if file.suffix != ".jsonl":
