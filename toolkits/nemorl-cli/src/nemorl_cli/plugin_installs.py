@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 import typer
 from nemorl import __version__
 from nemorl.base.packages.plugin_policy import normalize
+from nemorl.base.text.reading import expanded
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
@@ -181,7 +182,7 @@ def distribution_named_by(name: str) -> str:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-    path = Path(name).expanduser()
+    path = expanded(name)
     try:
         if name and path.is_dir():
             text = (path / "pyproject.toml").read_text(encoding="utf-8")

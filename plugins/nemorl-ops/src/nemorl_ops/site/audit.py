@@ -165,7 +165,7 @@ def read_key(path: Path | None) -> SealingKey | None:
     """
     if path is None:
         return None
-    key = SealingKey.parse(path.read_text()) if path.is_file() else None
+    key = SealingKey.parse(path.read_text(errors="replace")) if path.is_file() else None
     if key is None:
         raise UsageError(f"{path} holds no key of an audit log", fix="give the file that `nemorl audit seal` wrote")
     return key
