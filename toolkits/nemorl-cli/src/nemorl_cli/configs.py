@@ -30,7 +30,6 @@ from nemorl_cli.terminal import print_table, say
 
 app = App(no_args_is_help=True, help="Check, show and describe configs.")
 
-"""How plugins name the function that gives the schema of their section of a config."""
 ForCluster = Annotated[
     bool, typer.Option("--for-cluster", help="The run is for other machines: ignore what only this one lacks.")
 ]

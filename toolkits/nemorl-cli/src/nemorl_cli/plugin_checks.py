@@ -88,14 +88,13 @@ def _watched(command: Sequence[str], timeout_s: float, variables: Mapping[str, s
     """Run a command in a process group of its own, of which nothing is left; how it ended."""
     # A file and not a pipe: whoever inherits a pipe keeps its reader waiting.
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            env=variables,
-            start_new_session=True,
-        )
+        nothing = subprocess.DEVNULL
+        try:
+            process = subprocess.Popen(
+                command, stdin=nothing, stdout=nothing, stderr=said, env=variables, start_new_session=True
+            )
+        except OSError as error:  # of an isolated plugin, whose interpreter was upgraded or removed
+            return f"its process cannot start: {error}"
         try:
             code = process.wait(timeout_s)
             said.seek(0)
