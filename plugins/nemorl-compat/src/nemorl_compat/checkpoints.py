@@ -10,7 +10,7 @@ of version 1 behind ``model.``, of experts also those that are published (``stor
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -215,10 +215,15 @@ def _require_model(
         for name, shape in expected.items()
         if name in found and tuple(found[name]) != tuple(shape)
     ]
+    require_none(wrong, weights, model)
+
+
+def require_none(wrong: Sequence[str], folder: object, model: str) -> None:
+    """Nothing differs between a checkpoint and the model that it is said to be of."""
     if wrong:
         listed = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
         raise CheckpointError(
-            f"{weights} is no checkpoint of {model}: {listed}", fix="give the model that was trained with --model"
+            f"{folder} is no checkpoint of {model}: {listed}", fix="give the model that was trained with --model"
         )
 
 
