@@ -13,7 +13,7 @@ import pytest
 from generated import installed, write
 from nemorl import __version__
 from nemorl.plugins import Registry
-from nemorl_cli.report.diagnosing import diagnose
+from nemorl_cli.plugin_checks import diagnose
 from nemorl_testing import conformance
 from nemorl_testing.scaffold.names import PACKAGES, Names, kinds
 from nemorl_testing.scaffold.writing import package_texts

@@ -156,6 +156,15 @@ def test_runs_of_different_seeds_say_nothing_of_where_they_part(tmp_path: Path, 
     assert "unknown" in shown  # one value each: nothing is known of the noise
 
 
+def test_any_two_runs_of_one_seed_show_where_they_part(tmp_path: Path) -> None:
+    steps = [{}, {"train/reward": 0.75}]
+    runs = [make(tmp_path / "a", {}, {}), make(tmp_path / "b", {}, {}, max_steps=11)]
+    runs += [make(tmp_path / "a2", {}, {}, seed=2), make(tmp_path / "b2", *steps, seed=2, max_steps=11)]
+    found = first_parting(*variants_of(runs))
+    assert found is not None
+    assert (found.step, found.metric) == (2, "train/reward")
+
+
 def plugins(folder: Path, version: str) -> None:
     plugin = {"distribution": "acme-env", "version": version, "files_sha256": "", "parts": ["environments:acme"]}
     (folder / "plugins.lock.json").write_text(json.dumps({"plugins": [plugin]}))

@@ -116,6 +116,17 @@ def test_the_panel_shows_stage_numbers_phase_and_progress(clock: Clock) -> None:
     console.close()
 
 
+def test_a_reward_that_is_no_number_stops_no_panel(clock: Clock) -> None:
+    console = Console(file=io.StringIO(), live=True, clock=clock)
+    console.start("run", 3)
+    for step, reward in enumerate((0.25, float("nan"), float("inf")), start=1):
+        console.step(step, {"train/reward": reward})
+    with console._rich.capture() as capture:
+        console._rich.print(console._render())
+    assert "3/3" in capture.get()
+    console.close()
+
+
 def test_accuracies_of_two_sets_are_shown_one_by_one_and_of_many_as_their_mean(clock: Clock) -> None:
     console, out = plain(clock)
     console.start("run", 1)

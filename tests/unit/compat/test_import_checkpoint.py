@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 import yaml
 from nemorl.config import PolicyConfig
-from nemorl.errors import CheckpointError, UsageError
+from nemorl.errors import CheckpointError, DataError, UsageError
 from nemorl_compat.checkpoints import import_checkpoint
 from nemorl_dtensor.model import load_model
 from recorded_messages import Raises
@@ -126,7 +126,13 @@ def test_what_is_no_such_checkpoint_is_refused_by_name(
     for name in ("megatron", "nothing", "hf", "gone"):
         with raises(UsageError, name):
             import_checkpoint(tmp_path / name, tmp_path / "out")
+    (said := tmp_path / "megatron/policy/weights/iter_0000000/metadata.json").write_text("{")
+    with raises(CheckpointError, said):
+        import_checkpoint(tmp_path / "megatron", tmp_path / "out")
     bare = write_step(tmp_path, tiny_model, {"model": trained.state_dict()})
+    (bare / "config.yaml").write_text("policy: {")
+    with raises(DataError, bare / "config.yaml"):
+        import_checkpoint(bare, tmp_path / "out")
     (bare / "config.yaml").unlink()
     with raises(UsageError, "--model"):
         import_checkpoint(bare, tmp_path / "out")

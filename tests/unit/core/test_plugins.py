@@ -18,7 +18,7 @@ from nemorl.plugins import Index, PluginPolicy, Registry, register
 from nemorl.plugins.index import PREFIX
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import config_bases
-from nemorl_cli.report.diagnosing import diagnose
+from nemorl_cli.plugin_checks import diagnose
 from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 

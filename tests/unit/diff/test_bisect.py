@@ -241,6 +241,26 @@ def test_an_export_that_was_cut_off_is_made_again(tmp_path: Path, monkeypatch: p
     assert found.mean == 0.5
 
 
+@pytest.mark.parametrize(
+    ("metric", "answer", "mean"),
+    [
+        ("validation/accuracy", {"dataset": "validation", "accuracy": 0.5}, 0.5),
+        ("validation/eyes/accuracy", {"dataset": "eyes", "accuracy": 0.5}, 0.5),
+        ("validation/eyes/accuracy", {"datasets": {"ears": {"accuracy": 0.1}, "eyes": {"accuracy": 0.5}}}, 0.5),
+        ("validation/accuracy", {"datasets": {"ears": {"accuracy": 0.1}, "eyes": {"accuracy": 0.5}}}, None),
+    ],
+)
+def test_an_evaluation_of_several_sets_has_the_metrics_of_each(
+    tmp_path: Path, metric: str, answer: dict[str, Any], mean: float | None
+) -> None:
+    runs = Evaluations(RunFiles.of(make_run(tmp_path / "a")), metric, 1, tmp_path / "found")
+    (tmp_path / "found/probe_001/model").mkdir(parents=True)
+    (tmp_path / "found/probe_001/eval.json").write_text(json.dumps(answer))
+    found = runs.measure("probe_001", 2)
+    assert found == Measured(None if mean is None else Estimate(mean, None, 1, False), found.problem)
+    assert (mean is None) == ("validation/ears/accuracy" in found.problem)
+
+
 def test_two_searches_do_not_share_a_folder(tmp_path: Path, nemorl: Command) -> None:
     good = make_run(tmp_path / "good")
     bad = changed(good, tmp_path / "bad", with_config(kl_penalty=0.5))

@@ -256,6 +256,20 @@ def test_tensors_are_compared_as_torch_compares_them(
     assert found.first == float(one["b.weight"].flatten()[100])
 
 
+def test_a_tensor_that_one_checkpoint_lacks_and_a_damaged_header_are_said(tmp_path: Path) -> None:
+    one, other = ({"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(3)})
+    for name, tensors in (("one", one), ("other", other)):
+        (tmp_path / name / "policy").mkdir(parents=True)
+        save_file(tensors, tmp_path / name / "policy/x.safetensors")
+    for names, said in ((("one", "other"), "missing in one"), (("other", "one"), "missing in the other")):
+        with pytest.raises(ValueError, match=f"policy: b is .*{said}"):
+            list(CheckpointPair(*(tmp_path / name for name in names), 0.0).differences())
+    for header in (b"[]", b'{"a": []}', b'{"a": {"dtype": "F32"}}'):
+        (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        with pytest.raises(ValueError, match="damaged header"):
+            stored_tensors(tmp_path / "x.safetensors")
+
+
 def with_inputs(**inputs: Any) -> Callable[[Path], None]:
     given = {"data": "6 rows, aa", "validation": None, "code": {}, "weights": {"policy": "1 file, aa"}}
     return lambda folder: (folder / "inputs.json").write_text(json.dumps({**given, **inputs})) and None

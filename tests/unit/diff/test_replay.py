@@ -11,10 +11,12 @@ import pytest
 import torch
 from command_line import Command
 from made_runs import changed, make_run, with_config, with_record, with_weight
+from nemorl.errors import UsageError
 from nemorl.types import Branch, Completion, GenerationRequest, Prompt, Sample, Samples, Score
+from nemorl_cli.report.records.reading import FOLDER, record_files
 from nemorl_cli.report.records.samples import sample_of
 from nemorl_cli.report.records.table import Group, Rollout, table_of
-from nemorl_insight.diff.recorded import rescored
+from nemorl_insight.diff.recorded import RecordedStep, rescored
 from nemorl_insight.diff.replaying import OF_REPLAY, OF_SAMPLER, OF_TRAINER, Replay
 from nemorl_insight.diff.run_files import RunFiles
 from nemorl_rl.serving.requests import PlacedSample, TurnPlace
@@ -66,8 +68,18 @@ def test_another_engine_scores_the_recorded_tokens_that_the_policy_chose() -> No
 def test_a_replay_begins_at_the_newest_checkpoint_before_the_step(tmp_path: Path, raises: Raises) -> None:
     run = RunFiles.of(make_run(tmp_path / "a"))
     assert [Replay(run, step, tmp_path / "b").begins_after for step in (1, 2, 3)] == [0, 1, 2]
-    with raises(ValueError, 4):
-        Replay(run, 4, tmp_path / "b")
+    for none in (0, 4):
+        with raises(UsageError, none):
+            Replay(run, none, tmp_path / "b")
+
+
+def test_records_that_are_damaged_are_named(tmp_path: Path, raises: Raises) -> None:
+    run = RunFiles.of(make_run(tmp_path / "a"))
+    for file in record_files(run.path / FOLDER, step=2):
+        file.path.write_bytes(b"PAR1 cut")
+    trainer: Any = None
+    with raises(UsageError, 2, run.path):
+        RecordedStep.read(run, 2, trainer)
 
 
 def test_a_run_that_was_given_its_data_in_python_cannot_be_replayed(tmp_path: Path, raises: Raises) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import typer
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl_cli.app import app
+from nemorl_cli.plugin_checks import _watched
 from nemorl_cli.plugin_installs import distribution_named_by, install_isolated, uninstall
 from nemorl_trust.isolation.venvs import RECORD, PluginVenv, plugin_venvs, remove_venv
 from recorded_messages import Raises
@@ -216,3 +218,13 @@ def test_a_script_says_yes_beforehand(plugins: Path) -> None:
     assert isinstance(also.exception, UsageError)
     assert CliRunner().invoke(app, ["plugins", "uninstall", "acme-env", "--yes"]).exit_code == 0
     assert not folder.exists()
+
+
+def test_an_environment_that_cannot_be_made_and_one_without_its_python_are_said(
+    plugins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Raises
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with raises(PluginError, "venv"):
+        install_isolated("acme-env", "acme-env", [], quiet=True)
+    gone = str(tmp_path / "python")
+    assert gone in _watched([gone, "-c", "pass"], 10.0, None)

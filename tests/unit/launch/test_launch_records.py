@@ -17,9 +17,11 @@ from command_line import Command
 from nemorl.base.files.ownership import Ownership
 from nemorl.errors import ResourceError, RunInUseError, UsageError
 from nemorl_ops.launch import detached, records
+from nemorl_ops.launch.attempts import Attempt, Outcome
 from nemorl_ops.launch.base import Launch
 from nemorl_ops.launch.prepare import Prepared, prepare
 from nemorl_ops.launch.slurm import SlurmConfig
+from recorded_messages import Raises
 
 ROOT = Path("launches")
 SLURM = """#!{python} -IS
@@ -244,6 +246,65 @@ def test_a_detached_process_is_found_by_its_words(tmp_path: Path) -> None:
         detached.kill(each)
         os.waitpid(each["pid"], 0)
     assert detached.find(words) is None
+
+
+def test_a_run_that_has_only_begun_is_not_taken_for_the_one_before(run_yaml: Path, nemorl: Command) -> None:
+    ready = prepared(run_yaml, on="local")
+    before = Attempt(ready.job.folder / "attempt-0")
+    before.folder.mkdir(parents=True)
+    before.conclude(Outcome("failed", "of yesterday"))
+    agent = run_yaml.parent / "python"
+    agent.write_text("#!/bin/sh\necho loading\nexec sleep 99\n")  # takes its time before it says anything
+    agent.chmod(0o755)
+    handle = records.submitted(prepare(run_yaml, [f"launch.python={agent}"], on="local", name="a", root=ROOT))
+    try:
+        found = nemorl("launch", "status", "a", "--json").json
+        assert (found["state"], found["attempt"]) == ("running", 1)
+        with pytest.raises(UsageError, match="a is running"):
+            records.submitted(prepared(run_yaml, on="local"))
+        while not (log := ROOT / "a" / "output.log").read_text():
+            assert detached.is_alive(handle)
+        assert nemorl("launch", "logs", "a").out == log.read_text() == "loading\n"
+        assert nemorl("launch", "cancel", "a").code == 0
+        assert Attempt(ready.job.folder / "attempt-1").stop_reason == "cancelled"
+    finally:
+        detached.kill(handle)
+        os.waitpid(handle["pid"], 0)
+
+
+def test_a_local_run_that_cannot_start_leaves_what_was_there(run_yaml: Path, raises: Raises) -> None:
+    with raises(ResourceError):
+        records.submitted(prepare(run_yaml, ["launch.python=/no/python"], on="local", name="a", root=ROOT))
+    assert not list((ROOT / "a").glob("attempt-*"))
+    assert not (ROOT / "a" / "launch.json").exists()
+
+
+SSH = """#!{python} -IS
+import os, sys
+host, remote = sys.argv[-2:]
+if host == "gone":
+    sys.exit(255)
+os.execv("/bin/sh", ["sh", "-c", remote])
+"""
+
+
+def test_machines_that_answer_are_freed_though_another_one_does_not(
+    run_yaml: Path, site: Site, nemorl: Command
+) -> None:
+    path = site.folder / "ssh"
+    path.write_text(SSH.format(python=sys.executable))
+    path.chmod(0o755)
+    job = prepare(run_yaml, ["launch.hosts=[gone,here]", "launch.nodes=2"], on="ssh", name="a", root=ROOT)
+    job.write()
+    (job.job.folder / "attempt-0").mkdir()
+    handle = started("agent", run_yaml.parent)
+    nodes = [{"host": "gone", "pid": 1, "identity": "x"}, {"host": "here", **handle}]
+    Launch(job.job, "ssh", job.launcher.model_dump(mode="json"), {"nodes": nodes}, 0.0).write()
+    done = nemorl("launch", "cancel", "a", "--now")
+    assert done.code == 2
+    assert "not ended at once: gone" in done.err
+    assert os.waitpid(handle["pid"], 0)[1] == signal.SIGKILL
+    assert nemorl("launch", "status", "a", "--json").json["state"] == "cancelled"
 
 
 def test_a_local_run_whose_submitter_was_killed_is_found_and_cancelled(run_yaml: Path, nemorl: Command) -> None:

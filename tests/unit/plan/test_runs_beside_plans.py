@@ -121,3 +121,12 @@ def test_sampling_beside_training_is_measured_by_how_long_the_generator_was_busy
     rows = {name: measured for name, _, measured, _ in found.rows()}
     assert rows["generation"] == 7.5
     assert found.refitted.decode == pytest.approx(0.6 * found.predicted["generation"] / 7.5)
+
+
+def test_a_part_that_took_no_time_refits_nothing(run_dir: Path) -> None:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    text = "\n".join(json.dumps({**line, "timing/train/weight_sync": 0.0}) for line in lines)
+    (run_dir / "metrics.jsonl").write_text(text)
+    found = compare(run_dir, fleet_from=(1, "8xH100", None))
+    assert found.measured["weight_sync"] == 0.0
+    assert found.refitted.links > 0

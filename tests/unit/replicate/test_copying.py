@@ -116,6 +116,22 @@ def test_what_arrives_otherwise_than_it_was_sent_is_removed(
     assert not list(Path("copy").rglob("weights"))
 
 
+def test_a_file_that_grows_while_it_is_copied_is_copied_as_far_as_it_was_read(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Place.pieces
+
+    def growing(self: Place, name: str) -> Any:
+        if name == "metrics.jsonl" and self.url == str(run):  # by a run that is under way
+            with (run / name).open("a") as file:
+                file.write('{"step": 4}\n')
+        return original(self, name)
+
+    monkeypatch.setattr(Place, "pieces", growing)
+    assert copy(run, tmp_path / "copy")[0] == 0
+    assert (tmp_path / "copy/metrics.jsonl").read_text().count("step") == 4
+
+
 def test_damage_at_the_source_is_not_copied(run: Path, tmp_path: Path, monkeypatch: Any, raises: Raises) -> None:
     monkeypatch.chdir(tmp_path)
     (run / "checkpoints/step_000003/policy/weights").write_bytes(b"v" * 100)

@@ -104,6 +104,20 @@ def test_a_damaged_replica_is_passed_over(tiny_model: Path, tmp_path: Path) -> N
     assert "does not match its checksum" in events(tmp_path / "run", "warning")[0]["message"]
 
 
+@pytest.mark.slow
+def test_a_run_whose_checkpoints_are_damaged_continues_from_the_replica(tiny_model: Path, tmp_path: Path) -> None:
+    to = f"file://{tmp_path}/replicas"
+    fit(config(tiny_model, tmp_path / "run", to, steps=2))
+    damaged = sorted((tmp_path / "run/checkpoints").glob("step_*"))
+    for checkpoint in damaged:
+        (checkpoint / "manifest.json").write_text("{}")
+    found = fit(config(tiny_model, tmp_path / "run", to, steps=3, resume=True), resume=True)
+    assert [record["step"] for record in found.history] == [3]
+    assert [record["step"] for record in read_jsonl(tmp_path / "run/metrics.jsonl")] == [1, 2, 3]
+    aside = tmp_path / "run/set_aside/001_from_step_2/checkpoints"
+    assert sorted(path.name for path in aside.iterdir()) == [path.name for path in damaged]
+
+
 def test_a_replica_of_another_run_is_neither_continued_nor_mixed(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Raises
 ) -> None:

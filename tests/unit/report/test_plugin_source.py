@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from installed_plugins import GOOD, Install
@@ -100,6 +102,19 @@ def test_what_can_only_fail_is_broken_before_anyone_asks(install: Install, value
     assert (problem.state, problem.code, problem.plugin) == ("broken", "NRL106", "acme-env:gym")
     assert message in problem.message
     assert problem.fix == "reinstall or update acme-env, or tell its authors"
+
+
+def test_a_source_that_cannot_be_read_is_said_of_its_plugin_alone(install: Install, monkeypatch: Any) -> None:
+    install("acme-env", {"gym": "acme_env:Env"}, code=GOOD)
+
+    def refused(self: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    found = entry("gym")
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    problem = read_source(found).problem
+    assert problem is not None
+    assert "acme_env.py cannot be read: Permission denied" in problem.message
 
 
 def test_a_submodule_is_found_without_importing_its_package(site: Path) -> None:

@@ -112,13 +112,15 @@ def test_a_sealed_log_is_verified_with_its_key_alone(folder: Path, tmp_path: Pat
     [
         (("verify", "--head", "4"), "no head of a log"),
         (("verify", "--key", "missing"), "holds no key"),
+        (("verify", "--key", "noise"), "holds no key"),
         (("show", "--since", "tomorrow"), "no time"),
         (("show", "nowhere.jsonl"), "no audit log"),
     ],
 )
 def test_mistakes_are_said(folder: Path, nemorl: Command, arguments: tuple[str, ...], said: str) -> None:
     record("x", {})
-    done = nemorl("audit", *arguments)
+    (folder / "noise").write_bytes(bytes(range(256)))
+    done = nemorl("audit", *(str(folder / "noise") if word == "noise" else word for word in arguments))
     assert done.code == 2
     assert said in done.err
 

@@ -288,6 +288,13 @@ def test_absurd_numbers_are_refused_at_once(log: AuditLog) -> None:
     assert not verify(log.path, key=key).ok
 
 
+def test_a_seal_of_other_letters_is_a_wrong_one(log: AuditLog) -> None:
+    key = log.seal()
+    (*_, last) = entries_of(log.path)
+    write_lines(log, [*lines(log)[:-1], replace(last, seal="é" * 64).line()])
+    assert "is not of this key" in said(log, key)
+
+
 # Where it is
 
 
@@ -344,7 +351,10 @@ def test_a_clock_that_was_set_back_is_remarked_upon(log: AuditLog, monkeypatch: 
 
 @pytest.mark.parametrize(
     "change",
-    [{"time": "today"}, {"time": None}, {"event": 7}, {"user": ["a"]}, {"facts": "x"}, {"n": True}, {"seal": 1}],
+    [
+        *({"time": "today"}, {"time": None}, {"time": 10**400}, {"time": 1e300}, {"time": -1e300}),
+        *({"event": 7}, {"user": ["a"]}, {"facts": "x"}, {"n": True}, {"seal": 1}),
+    ],
     ids=str,
 )
 def test_a_line_with_a_right_hash_and_fields_of_another_kind_is_no_entry(log: AuditLog, change: dict[str, Any]) -> None:

@@ -27,7 +27,13 @@ from nemorl_agents.gateway.gateway import Gateway, GatewayOptions
 from nemorl_agents.servers.config import ServerConfig
 from nemorl_agents.servers.connection import Connection, GoneError
 from nemorl_trust import authority
-from nemorl_trust.encryption import is_loopback, names_loopback, require_certificate, require_safe_listening
+from nemorl_trust.encryption import (
+    is_loopback,
+    names_loopback,
+    plaintext_problem,
+    require_certificate,
+    require_safe_listening,
+)
 from nemorl_trust.ray_security import ray_problems
 from recorded_messages import Raises
 
@@ -269,6 +275,30 @@ def test_a_ray_cluster_beyond_this_machine_is_joined_with_a_certificate_that_hol
     monkeypatch.setattr(authority, "EARLIER", datetime.timedelta(days=9))
     authority.make(tmp_path / "late", ["node7"], days=-2)
     assert asked(files(tmp_path / "late")) == (1, 0), "it has ended"
+
+
+def test_a_certificate_of_the_environment_that_is_gone_is_a_problem_among_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", "1")
+    monkeypatch.setenv("RAY_TLS_SERVER_CERT", str(tmp_path / "gone.pem"))
+    cluster = ClusterConfig(launcher="ray", address="10.0.0.7:6379", security={"token_auth": True})
+    (problem,) = ray_problems(SimpleNamespace(cluster=cluster), Path(), print)  # type: ignore[arg-type]
+    assert "gone.pem is no PEM certificate" in problem.message
+
+
+def test_an_authority_that_has_ended_signs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authority, "CA_DAYS", 0)
+    with pytest.raises(UsageError, match="signs nothing that would last"):
+        authority.make(tmp_path / "certs", ["node7"], days=30)
+
+
+@pytest.mark.parametrize("url", ["http://[::1", "http://[10.0.0.7]:80"])
+def test_what_is_no_url_leads_to_another_machine(url: str) -> None:
+    assert not names_loopback(url)
+    problem = plaintext_problem(url)
+    assert problem is not None
+    assert "unencrypted" in problem[0]
 
 
 def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked_for_it(certs: Path, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 from command_line import Command
 from nemorl_insight.doctor.upgrades.drill import Drill
 from nemorl_insight.doctor.upgrades.overlays import cache_folder
+from nemorl_insight.doctor.upgrades.processes import Done
 from nemorl_insight.doctor.upgrades.resolving import Change
 from nemorl_insight.doctor.upgrades.steps import Numbers, largest_difference
-from nemorl_insight.doctor.upgrades.trials import Trial
+from nemorl_insight.doctor.upgrades.trials import Trial, try_listing
 from real_runs import fingerprint, real_run
 
 
@@ -62,6 +63,24 @@ def test_the_largest_difference_is_of_all_tokens_and_fields() -> None:
 
 
 @pytest.mark.full
+class Listing:
+    """A side whose plugins have these states."""
+
+    def __init__(self, **states: str) -> None:
+        self.entries = [{"kind": "losses", "id": name, "status": state} for name, state in states.items()]
+
+    def nemorl(self, *arguments: str) -> Done:
+        return Done(0, json.dumps(self.entries), "", 1.0)
+
+
+def test_a_plugin_that_is_gone_has_lost_its_status_and_one_that_never_worked_has_not() -> None:
+    before: Any = Listing(a="ok", b="ok", c="ok", d="broken")
+    after: Any = Listing(a="ok", b="missing", d="broken", e="broken")
+    found = try_listing(after, before)
+    assert (found.outcome, found.error) == ("failed", "losses/b: missing; losses/c: gone")
+    assert try_listing(before, before).outcome == "passed"
+
+
 def test_a_download_that_nobody_agreed_to_does_not_happen(
     acme: Path, nemorl: Command, pip_args: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,19 +9,20 @@ of version 1 behind ``model.``, of experts also those that are published (``stor
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from nemorl.base.files.atomic import replacing_folder
+from nemorl.base.text.reading import UnreadableError, parse_json, read_text
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.config import PolicyConfig
 from nemorl.errors import CheckpointError, UsageError, boundary
+
+from nemorl_compat.legacy_yaml import loaded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,9 +92,8 @@ def find(path: Path) -> Source:
     step = next((parent for parent in (path, *path.parents[:3]) if (parent / "policy").is_dir()), path)
     tokenizer = step / "policy" / "tokenizer"
     file = step / "config.yaml"
-    config = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     is_whole = tokenizer.is_dir() and any(tokenizer.iterdir())
-    return Source(weights, tokenizer if is_whole else None, config if isinstance(config, Mapping) else {})
+    return Source(weights, tokenizer if is_whole else None, loaded(file) if file.is_file() else {})
 
 
 def _last_iteration(weights: Path) -> Path | None:
@@ -130,7 +130,10 @@ def _is_of_megatron(weights: Path) -> bool:
 def _require_torch_dist(weights: Path) -> None:
     """One of megatron-core's formats holds whole tensors as ``torch.distributed.checkpoint`` does; others do not."""
     file = weights / "metadata.json"
-    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        said = parse_json(read_text(file)) if file.is_file() else {}
+    except UnreadableError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}", fix="give a checkpoint that is whole") from error
     kind = said.get("sharded_backend") if isinstance(said, dict) else None
     if kind != "torch_dist" or not (weights / ".metadata").is_file():
         raise UsageError(
@@ -212,10 +215,15 @@ def _require_model(
         for name, shape in expected.items()
         if name in found and tuple(found[name]) != tuple(shape)
     ]
+    require_none(wrong, weights, model)
+
+
+def require_none(wrong: Sequence[str], folder: object, model: str) -> None:
+    """Nothing differs between a checkpoint and the model that it is said to be of."""
     if wrong:
         listed = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
         raise CheckpointError(
-            f"{weights} is no checkpoint of {model}: {listed}", fix="give the model that was trained with --model"
+            f"{folder} is no checkpoint of {model}: {listed}", fix="give the model that was trained with --model"
         )
 
 

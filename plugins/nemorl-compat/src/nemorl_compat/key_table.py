@@ -27,7 +27,7 @@ import yaml
 from nemorl.base.text.suggest import did_you_mean
 
 from nemorl_compat.features import feature_of
-from nemorl_compat.old_config import FAMILIES, XTOKEN, OldConfig, without_number
+from nemorl_compat.old_config import XTOKEN, OldConfig, without_number
 
 Kind = Literal["mapped", "neutral", "different", "missing", "unknown"]
 GROUPS: Mapping[str, str] = {
@@ -87,11 +87,11 @@ class Row:
             return Outcome("neutral", self.neutral or "inactive")
         if self.comes_first:
             return None
-        if _is_among(value, self.values) or (self.same_as and _is_among(value, (old.get(self.same_as, self.default),))):
+        if is_among(value, self.values) or (self.same_as and is_among(value, (old.get(self.same_as, self.default),))):
             return Outcome("neutral", "same")
         if self.to is not None and self._is_mapped(key, value, old):
             return Outcome("mapped", to=self.to)
-        if self.differs is not None and (self.differs_values is None or _is_among(value, self.differs_values)):
+        if self.differs is not None and (self.differs_values is None or is_among(value, self.differs_values)):
             return Outcome("different", self.differs)
         if self.feature is not None or self.missing is not None:
             named = feature_of(self.feature, key, value) if self.feature else None
@@ -108,19 +108,19 @@ class Row:
             return True
         if self.comes_first and (key in self.conditions or key in self.exceptions):
             return False  # a switch is judged by a row of its own
-        holds = any(_is_among(old.get(path), values) for path, values in self.conditions.items())
-        return holds or any(not _is_among(old.get(path), values) for path, values in self.exceptions.items())
+        holds = any(is_among(old.get(path), values) for path, values in self.conditions.items())
+        return holds or any(not is_among(old.get(path), values) for path, values in self.exceptions.items())
 
     def _is_mapped(self, key: str, value: Any, old: OldConfig) -> bool:
         return (
-            (self.mapped_values is None or _is_among(value, self.mapped_values))
-            and not _is_among(value, self.mapped_unless)
+            (self.mapped_values is None or is_among(value, self.mapped_values))
+            and not is_among(value, self.mapped_unless)
             and (self.mapped_keys is None or key in self.mapped_keys)
-            and all(_is_among(old.get(path), values) for path, values in self.mapped_if.items())
+            and all(is_among(old.get(path), values) for path, values in self.mapped_if.items())
         )
 
 
-def _is_among(value: Any, values: tuple[Any, ...]) -> bool:
+def is_among(value: Any, values: tuple[Any, ...]) -> bool:
     """Equal to one of them; ``True`` is not 1 and ``1`` is ``1.0``."""
     return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
 
@@ -170,7 +170,7 @@ def _of_another_model(old: OldConfig, key: str, value: Any) -> Outcome | None:
     section, _, setting = (there.to or "").partition(".")
     if part == "value" and section == "policy" and setting.split(".")[0] in CRITICS_OWN:
         return Outcome("mapped", to=f"critic.{setting}")
-    if _is_among(value, (old.get(f"policy.{rest}"),)):
+    if is_among(value, (old.get(f"policy.{rest}"),)):
         return Outcome("neutral", "same")
     name = {"teacher": "teacher", "value": "critic"}[part]
     return Outcome("missing", f"a {name} with a `{rest}` of its own")
@@ -238,36 +238,12 @@ def tables() -> Mapping[str, tuple[Row, ...]]:
     return found
 
 
-FIELDS = frozenset(
-    [
-        "key",
-        "to",
-        "part",
-        "only",
-        "neutral",
-        "if",
-        "unless",
-        "values",
-        "same_as",
-        "mapped_values",
-        "mapped_unless",
-        "mapped_keys",
-        "mapped_if",
-        "differs",
-        "differs_values",
-        "missing",
-        "feature",
-        "default",
-        "open",
-        "first",
-        "proof",
-        "with",
-        "base",
-        "at",
-        "absent",
-    ]
-)
-"""The fields of a row."""
+RENAMED = {
+    **{"key": "keys", "if": "conditions", "unless": "exceptions"},
+    **{"first": "comes_first", "open": "is_open", "proof": "proofs"},
+}
+"""Fields of the table that a row has under another name."""
+OF_TEST = frozenset(["with", "base", "at", "absent"])
 ORDER = (
     "policy",
     "dtensor",
@@ -311,43 +287,22 @@ def is_option(key: str) -> bool:
 
 def _row(item: Mapping[str, Any], table: str) -> Row:
     keys = item["key"] if isinstance(item["key"], list) else [item["key"]]
-    assert item.keys() <= FIELDS, f"{keys}: {item.keys() - FIELDS}"
-    return Row(
-        keys=tuple(keys),
-        table=table,
-        to=item.get("to"),
-        part=item.get("part"),
-        only=tuple(item.get("only", ())),
-        neutral=item.get("neutral"),
-        conditions={path: tuple(values) for path, values in item.get("if", {}).items()},
-        exceptions={path: tuple(values) for path, values in item.get("unless", {}).items()},
-        values=tuple(item.get("values", ())),
-        same_as=item.get("same_as"),
-        mapped_values=tuple(item["mapped_values"]) if "mapped_values" in item else None,
-        mapped_unless=tuple(item.get("mapped_unless", ())),
-        mapped_keys=tuple(item["mapped_keys"]) if "mapped_keys" in item else None,
-        mapped_if={path: tuple(values) for path, values in item.get("mapped_if", {}).items()},
-        differs=item.get("differs"),
-        differs_values=tuple(item["differs_values"]) if "differs_values" in item else None,
-        missing=item.get("missing"),
-        feature=item.get("feature"),
-        default=item.get("default"),
-        has_default="default" in item,
-        comes_first=item.get("first", False),
-        is_open=item.get("open", False),
-        proofs=tuple(item.get("proof", ())),
-        test={key: item[key] for key in ("with", "base", "at", "absent") if key in item},
-    )
+    said = {**item, "key": keys}
+    test = {name: said.pop(name) for name in OF_TEST & said.keys()}
+    given = {RENAMED.get(name, name): _frozen(value) for name, value in said.items() if name != "default"}
+    return Row(**given, table=table, default=item.get("default"), has_default="default" in item, test=test)
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, also those in a mapping."""
+    if isinstance(value, Mapping):
+        return {name: tuple(values) for name, values in value.items()}
+    return tuple(value) if isinstance(value, list) else value
 
 
 @cache
 def _known_keys(family: str) -> frozenset[str]:
     return frozenset(key for row in rows(family) for key in row.keys if "*" not in key)
-
-
-def families() -> tuple[str, ...]:
-    """Every family that has rows."""
-    return (*FAMILIES, XTOKEN)
 
 
 def unbraced(pattern: str) -> Iterator[str]:

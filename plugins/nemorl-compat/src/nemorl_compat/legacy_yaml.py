@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from nemorl.base.text.reading import expanded
 from nemorl.errors import DataError
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -87,7 +88,7 @@ def _without_unset(node: Any) -> Any:
 
 def _merged(path: Path, children: tuple[Path, ...], known: dict[Path, dict[str, Any]]) -> dict[str, Any]:
     """The file on top of its parents, markers and ``defaults`` removed, interpolations as they are."""
-    path = path.expanduser().resolve()
+    path = expanded(path).resolve()
     if path in children:
         circle = " -> ".join(child.name for child in (*children, path))
         raise DataError(f"configs name each other as defaults: {circle}", fix="remove one of these `defaults`")

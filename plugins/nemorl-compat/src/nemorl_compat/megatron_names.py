@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from nemorl.errors import CheckpointError, UsageError
+from nemorl.errors import UsageError
 from torch import Tensor
+
+from nemorl_compat.checkpoints import require_none
 
 ARCHITECTURES = frozenset({"llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "glm4_moe"})
 """transformers' ``model_type`` of models that megatron-core has no further parameters of."""
@@ -124,12 +126,7 @@ def transformers_tensors(
         else:
             found[name] = tensor
     wrong += [f"{name} is unknown" for name in stored.left()]
-    if wrong:
-        listed = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
-        raise CheckpointError(
-            f"{stored.folder} is no checkpoint of this {config.model_type} model: {listed}",
-            fix="give the model that was trained with --model",
-        )
+    require_none(wrong, stored.folder, f"this {config.model_type} model")
     return found
 
 

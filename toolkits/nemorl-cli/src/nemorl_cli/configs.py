@@ -30,7 +30,6 @@ from nemorl_cli.terminal import print_table, say
 
 app = App(no_args_is_help=True, help="Check, show and describe configs.")
 
-"""How plugins name the function that gives the schema of their section of a config."""
 ForCluster = Annotated[
     bool, typer.Option("--for-cluster", help="The run is for other machines: ignore what only this one lacks.")
 ]
@@ -88,10 +87,6 @@ def show(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
         say(to_yaml(loaded), nl=False)
 
 
-def _shown(value: Any) -> str:
-    return "–" if value is None else str(value)
-
-
 @app.command()
 def docs(
     path: Annotated[str, typer.Argument(help="Dotted path of a section, e.g. policy.optimizer.")] = "",
@@ -118,9 +113,12 @@ def docs(
     if as_json:
         echo_json(options, indent=2)
         return
-    rows = [(o["name"], o["type"], "required" if o["required"] else _shown(o["default"]), o["description"])
-            for o in options]  # fmt: skip
-    print_table(("KEY", "TYPE", "DEFAULT", "MEANING"), [(*row[:2], shorten(row[2], 40), row[3]) for row in rows])
+    rows = []
+    for option in options:
+        default = "–" if option["default"] is None else str(option["default"])
+        shown = "required" if option["required"] else shorten(default, 40)
+        rows.append((option["name"], option["type"], shown, option["description"]))
+    print_table(("KEY", "TYPE", "DEFAULT", "MEANING"), rows)
 
 
 @app.command()

@@ -27,7 +27,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from nemorl_cli.report.run_data import THROUGHPUT_NAMES, clock_time
+from nemorl_cli.report.run_data import THROUGHPUT_NAMES, clock_time, is_number
 from nemorl_cli.streams import steady
 from nemorl_cli.terminal import plain, styled
 
@@ -166,7 +166,7 @@ class Console:
             self._run.step = step
             self._run.ends.append(now)
         self._run.latest.update(metrics)
-        if (reward := metrics.get("train/reward")) is not None:
+        if (reward := metrics.get("train/reward")) is not None and is_number(reward):
             self._run.rewards.append(reward)
         if (accuracy := metrics.get("validation/accuracy")) is not None and not _accuracies(metrics):
             self._run.best = accuracy if self._run.best is None else max(self._run.best, accuracy)

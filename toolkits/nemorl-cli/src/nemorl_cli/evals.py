@@ -217,7 +217,8 @@ def _print_results(results: Mapping[str, Evaluation]) -> None:
 
 def _k(name: str) -> int:
     """4 for ``pass@4``, 0 for other metrics."""
-    return int(name.partition("@")[2] or 0)
+    k = name.partition("@")[2]
+    return int(k) if k.isdecimal() else 0
 
 
 def _cell(evaluation: Evaluation, name: str) -> str:

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlparse
 import typer
 from nemorl import __version__
 from nemorl.base.packages.plugin_policy import normalize
+from nemorl.base.text.reading import expanded
 from nemorl.errors import PluginError, PluginNotFoundError, UsageError
 from nemorl.plugins import Index
 from nemorl.plugins.index import PREFIX, singular
@@ -161,7 +162,7 @@ def install_isolated(
     facts["environment"] = list(variables)
     write_record(venv, complete=False, **facts)
     try:
-        subprocess.run([sys.executable, "-m", "venv", str(venv.folder)], check=True)
+        _run([sys.executable, "-m", "venv", str(venv.folder)], quiet=quiet)
         same = [*map(_same, ("nemorl-core", "nemorl-trust")), f"ray=={metadata.version('ray')}"]
         _pip(venv.python, ["install", *same, name, *pip_args], quiet=quiet)
         # What `plugins check` runs there; it brings no torch where the plugin has none.
@@ -181,7 +182,7 @@ def distribution_named_by(name: str) -> str:
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-    path = Path(name).expanduser()
+    path = expanded(name)
     try:
         if name and path.is_dir():
             text = (path / "pyproject.toml").read_text(encoding="utf-8")
@@ -209,7 +210,11 @@ def _same(distribution: str) -> str:
 def _pip(python: Path, arguments: Sequence[str], *, quiet: bool) -> None:
     if python == Path(sys.executable) and find_spec("pip") is None:
         raise PluginError("this environment has no pip", fix=f"uv pip {' '.join(arguments)}")
-    command = [str(python), "-m", "pip", *arguments, *(["--quiet"] if quiet else [])]
+    _run([str(python), "-m", "pip", *arguments, *(["--quiet"] if quiet else [])], quiet=quiet)
+
+
+def _run(command: Sequence[str], *, quiet: bool) -> None:
+    """Run a module of Python, ``pip`` or ``venv``."""
     done = subprocess.run(command, check=False, stdout=sys.stderr if quiet else None)
     if done.returncode:
-        raise PluginError(f"pip failed: {' '.join(command)}", fix="see what it says above")
+        raise PluginError(f"{command[2]} failed: {' '.join(command)}", fix="see what it says above")

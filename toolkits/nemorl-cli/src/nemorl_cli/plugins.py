@@ -27,8 +27,7 @@ from rich.table import Table
 
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.help_texts import App
-from nemorl_cli.plugin_checks import LOSSES, check_entry, check_loss
-from nemorl_cli.report.diagnosing import diagnose
+from nemorl_cli.plugin_checks import LOSSES, check_entry, check_loss, diagnose
 from nemorl_cli.terminal import console, plain, print_table, say, styled
 
 app = App(no_args_is_help=True, help="See which plugins are installed and whether they work; get more.")

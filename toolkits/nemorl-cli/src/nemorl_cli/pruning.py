@@ -61,7 +61,7 @@ def prune(
     if as_json:
         echo_json(facts)
         return
-    states = {**{c.path: (_bytes(c.path), "stays") for c in kept}}
+    states = {c.path: (_bytes(c.path), "stays") for c in kept}
     states |= {path: (size, "would go" if dry_run else "removed") for path, size in doomed.items()}
     rows = [(path.name, f"{size / GIB:.3f}", state) for path, (size, state) in sorted(states.items())]
     print_list(("CHECKPOINT", "GIB", "STATE"), rows, first_to_go=())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nemorl.plugins import registry
-from nemorl_cli.report.diagnosing import diagnose
+from nemorl_cli.plugin_checks import diagnose
 
 from nemorl_testing.kit import Subject, expect
 

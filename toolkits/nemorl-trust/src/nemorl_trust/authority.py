@@ -22,9 +22,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nemorl.base.files.atomic import replacing
 from nemorl.errors import UsageError
 
+from nemorl_trust.encryption import LOOPBACK
+
 CA = "ca"
 CA_DAYS = 3650
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 EARLIER = datetime.timedelta(minutes=5)
 """Before now at which a certificate begins to hold: clocks of machines differ."""
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?|[0-9A-Fa-f:.]+")
@@ -125,10 +126,13 @@ def _make_authority(folder: Path) -> None:
 
 def _issue(folder: Path, name: str, names: Sequence[str], days: int) -> Path:
     authority, authority_key = _authority(folder)
+    left = (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+    if left < 1:
+        ends = f"{folder / CA}.pem ends on {authority.not_valid_after_utc:%Y-%m-%d}, and signs nothing that would last"
+        raise UsageError(ends, fix="make an authority in another folder, and give its ca.pem to all who trust this one")
     key = ec.generate_private_key(ec.SECP256R1())
-    end = min(days, (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days)
     certificate = (
-        _builder(_name(name[:64]), authority.subject, key, end)
+        _builder(_name(name[:64]), authority.subject, key, min(days, left))
         .add_extension(x509.SubjectAlternativeName([*map(_general_name, names)]), False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), True)
         .add_extension(_usage(digital_signature=True), True)

@@ -39,23 +39,24 @@ def is_loopback(host: str) -> bool:
 
 def names_loopback(url: str) -> bool:
     """A URL leads to this machine's own address, as far as it says so itself: no name is resolved."""
-    host = urlsplit(url).hostname or ""
+    host = ""
     try:
+        host = urlsplit(url).hostname or ""
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    except ValueError:  # a name, or no URL at all
         return host == "localhost"
 
 
 def plaintext_problem(url: str) -> tuple[str, str] | None:
     """Why nothing should be sent to a URL unencrypted, and what to do; ``None`` where it is not."""
-    scheme = urlsplit(url).scheme.lower()
+    try:
+        scheme = urlsplit(url).scheme.lower()
+    except ValueError:  # no host that can be read
+        scheme = url.partition(":")[0].lower()
     if scheme not in ENCRYPTED or names_loopback(url):
         return None
     what = f"{redacted(url)} is another machine, and {scheme} sends prompts, responses and keys unencrypted"
-    return (
-        what,
-        f"use {ENCRYPTED[scheme]} (`nemorl certs` makes certificates), or allow it: plaintext",
-    )
+    return what, f"use {ENCRYPTED[scheme]} (`nemorl certs` makes certificates), or allow it: plaintext"
 
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -170,18 +170,16 @@ def ray_problems(config: RunConfig, run_dir: Path, warn: Callable[[str], None]) 
     cluster = config.cluster
     if not cluster.uses_ray or cluster.address is None:
         return  # a private one listens on this machine's own address alone
+    from nemorl_trust.authority import read
+
     try:
         found = ray_variables(cluster.security, ray_address(cluster.address))
+        certificate = found.get(CERTIFICATE) or os.environ.get(CERTIFICATE)
+        own = None if certificate is None else read(Path(certificate))[0]
     except UsageError as error:
         yield ConfigIssue("cluster.security", error.message, error.fix, here=True)
         return
-    certificate = found.get(CERTIFICATE) or os.environ.get(CERTIFICATE)
-    if certificate is None:
-        return
-    from nemorl_trust.authority import read
-
-    (own,) = read(Path(certificate))
-    if own.days_left < SOON:
+    if own is not None and own.days_left < SOON:
         text = f"the certificate {certificate} ends on {own.expires:%Y-%m-%d}: `nemorl certs renew`, and Ray's restart"
         if own.days_left >= 0:
             warn(text)

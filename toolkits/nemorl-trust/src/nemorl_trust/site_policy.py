@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.base.packages.site import SITE_FILE, VARIABLE
+from nemorl.base.text.reading import expanded, read_text
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError
 
@@ -155,7 +156,7 @@ def site_policies() -> tuple[SitePolicy, ...]:
     found = [read_site_policy(SITE_FILE, owners=frozenset({0}))] if _may_be_there(SITE_FILE) else []
     named = os.environ.get(VARIABLE)
     if named:
-        found.append(read_site_policy(Path(named).expanduser(), owners=None))
+        found.append(read_site_policy(expanded(named), owners=None))
     return tuple(found)
 
 
@@ -185,7 +186,6 @@ def read_site_policy(path: Path, *, owners: frozenset[int] | None) -> SitePolicy
         path: Of the file.
         owners: Users to whom it, and the folders around it, may belong. ``None``: whoever has it.
     """
-    from nemorl.base.text.reading import read_text
     from nemorl.base.text.yaml_text import parse_yaml
 
     try:

@@ -76,8 +76,8 @@ def template_text(entry: PluginEntry) -> str:
 def _text(path: Path, entry: PluginEntry) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PluginError(f"{path} is no UTF-8 text: {error}", fix=_reinstall(entry)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PluginError(f"{path} is no UTF-8 text that can be read: {error}", fix=_reinstall(entry)) from error
 
 
 @dataclass(frozen=True)
@@ -126,6 +126,8 @@ def _parsed(entry: PluginEntry) -> ast.Module | None:
         return None
     try:
         return _tree(place.file, place.file.stat().st_mtime_ns)
+    except OSError as error:
+        raise PluginError(f"{place.file} cannot be read: {error.strerror}", fix=_reinstall(entry)) from error
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:  # the last two: nested too deeply
         where = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else repr(error)
         message = f"{singular(entry.kind)} {entry.name!r}: {entry.point.module} is not valid Python ({where})"

@@ -39,6 +39,7 @@ FILE_DEFAULTS = {
     "openai_format": {"messages_column": "messages"},
 }
 TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
+"""Files that the dataset ``file`` reads."""
 GRADED = ("grpo", "ppo", "distillation", "eval")
 """Families whose second column is the answer that is graded, not a response to imitate."""
 SAMPLED = ("grpo", "ppo", "distillation")

@@ -8,11 +8,10 @@ from typing import Any
 
 from nemorl.errors import DataError
 
+from nemorl_compat.conversions.data import TABLES
 from nemorl_compat.conversions.pieces import Pieces
 from nemorl_compat.peers.reading import Given
 
-FILES = (".jsonl", ".ndjson", ".json", ".parquet", ".csv", ".tsv")
-"""Files that the dataset ``file`` reads."""
 ALL_ROWS = 1_000_000
 """More rows than any held-out set has."""
 
@@ -69,7 +68,7 @@ def listed(value: Any) -> list[str]:
 
 
 def _kind(path: str) -> str:
-    return "file" if Path(path).suffix in FILES or path.startswith((".", "/", "~")) else "huggingface"
+    return "file" if Path(path).suffix in TABLES or path.startswith((".", "/", "~")) else "huggingface"
 
 
 def schedule(new: Pieces, key: str, kind: Any, *, warmup: float, floor: float = 0.0) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemorl.base.text.reading import expanded
 from nemorl.errors import DataError
 
 from nemorl_compat import legacy_yaml
@@ -59,7 +60,7 @@ def compose(words: Sequence[str], folders: Sequence[Path], *, known: Mapping[str
     composed = Composed()
     name = flags.get("name", "")
     if name:
-        named = [Path(flags[kind].removeprefix("file://")).expanduser() for kind in ("path", "dir") if kind in flags]
+        named = [expanded(flags[kind].removeprefix("file://")) for kind in ("path", "dir") if kind in flags]
         places = [folder / path for path in named for folder in folders]
         _include(composed, name.removesuffix(".yaml"), "", places, known)
     for text in overrides:

@@ -15,7 +15,7 @@ from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError
 
 from nemorl_compat.conversions.pieces import Pieces
-from nemorl_compat.key_table import Outcome
+from nemorl_compat.key_table import Outcome, is_among
 from nemorl_compat.migration import NO_EFFECT, Change, Migration, assembled, options_of
 from nemorl_compat.peers import openrlhf, trl, verl
 from nemorl_compat.peers.reading import FAMILIES, Given, ScriptRun, read
@@ -91,7 +91,7 @@ def _without_effect(known: Table, given: Given, new: Pieces, judged: Mapping[str
         others = {other: value for other, value in given.values.items() if other != key}
         without = _made(known, replace(given, values=others), judged)
         if (without.values, without.findings) == (new.values, new.findings):
-            is_default = _is_among(given.values[key], known.options.get(key, ()))
+            is_default = is_among(given.values[key], known.options.get(key, ()))
             found[key] = Outcome("neutral", "same") if is_default else Outcome("different", NO_EFFECT)
     return found
 
@@ -115,19 +115,15 @@ def _judged(known: Table, given: Given, key: str, value: Any) -> Outcome:
         names = [name for e in known.entries for name in e.keys if "*" not in name]
         return Outcome("unknown", did_you_mean(key, names) or "")
     row = entry.row
-    if _is_among(value, row.get("values", ())):
+    if is_among(value, row.get("values", ())):
         return Outcome("neutral", "same")
     if "to" in row and "neutral" not in row:
         return Outcome("mapped", to=row["to"])
-    if _is_among(value, known.options.get(key, ())):
+    if is_among(value, known.options.get(key, ())):
         return Outcome("neutral", "same")  # what is the default says what is meant where it is absent
     if "neutral" in row:
         return Outcome("neutral", row["neutral"])
     return Outcome("different", row["differs"]) if "differs" in row else Outcome("missing", row["missing"])
-
-
-def _is_among(value: Any, values: Iterable[Any]) -> bool:
-    return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in values)
 
 
 def _put_renamed(known: Table, given: Given, new: Pieces, judged: Mapping[str, Outcome]) -> None:

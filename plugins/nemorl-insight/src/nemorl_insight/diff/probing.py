@@ -134,12 +134,16 @@ class Evaluations:
 
     def _read(self, answer: Path) -> Measured:
         found: Mapping[str, Any] = parse_json(answer.read_text(encoding="utf-8"))
+        sets = found.get("datasets") or {found.get("dataset"): found}
         short = self.metric.removeprefix("validation/")
-        value = found.get(short)
-        if not isinstance(value, int | float):
-            return Measured(None, f"the evaluation has no {short}")
-        error = (found.get("standard_errors") or {}).get(short)
-        return Measured(Estimate(float(value), error, self.seeds, self.seeds > 1))
+        for name, measured in sets.items():
+            own = short.removeprefix(f"{name}/")
+            value = measured.get(own)
+            if isinstance(value, int | float) and (own != short or len(sets) == 1):
+                error = (measured.get("standard_errors") or {}).get(own)
+                return Measured(Estimate(float(value), error, self.seeds, self.seeds > 1))
+        kept = f", but of each set: validation/{next(iter(sets))}/{short}" if len(sets) > 1 else ""
+        return Measured(None, f"the evaluation has no {short}{kept}")
 
 
 def run_command(arguments: Sequence[str], log: Path, in_front: Sequence[Path], answer: Path | None = None) -> str:

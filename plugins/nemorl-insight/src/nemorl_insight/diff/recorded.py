@@ -40,10 +40,18 @@ class RecordedStep:
     def read(cls, run: RunFiles, step: int, trainer: RolloutTrainer[Any]) -> RecordedStep:
         """
         Raises:
-            UsageError: some samples were not recorded, and says which setting keeps them; or an image is gone.
+            UsageError: some samples were not recorded, and says which setting keeps them; or a file is damaged, or an
+                image gone.
         """
         files = record_files(run.path / FOLDER, split="train", step=step)
-        rows = [row for file in files for row in read_table(file).to_pylist()]
+        try:
+            rows = [row for file in files for row in read_table(file).to_pylist()]
+        except (ValueError, OSError) as error:  # pyarrow's errors are both
+            why = " ".join(str(error).split())
+            raise UsageError(
+                f"the records of step {step} of {run.path} cannot be read: {why}",
+                fix="choose another step; `nemorl runs verify` looks at all of them",
+            ) from error
         kept = [row for row in rows if not row["group_id"].endswith("r")]
         groups, size = trainer.batch_size, trainer.rollout_plan.samples_per_prompt
         if len(kept) < groups * size:

@@ -56,10 +56,10 @@ class Replay:
     """All steps up to it are made again, whatever checkpoints there are."""
 
     def __post_init__(self) -> None:
-        if self.step > self.run.last_step:
-            raise UsageError(
-                f"{self.run.path} has no step {self.step}", fix=f"its last one is {self.run.last_step}: give --step"
-            )
+        last = self.run.last_step
+        if not 0 < self.step <= last:
+            fix = f"its last one is {last}: give --step" if last else "let it make one first"
+            raise UsageError(f"{self.run.path} has no step {self.step}", fix=fix)
 
     @property
     def begins_after(self) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from nemorl.base.files.jsonl import read_jsonl
 from nemorl.errors import UsageError
@@ -45,7 +44,7 @@ class RunFiles:
             step = line.get("step")
             if isinstance(step, int):
                 found.setdefault(step, {}).update(
-                    (name, _number(value))
+                    (name, None if value is None else float(value))
                     for name, value in line.items()
                     if name not in ("step", "time") and (value is None or is_number(value))
                 )
@@ -74,7 +73,3 @@ class RunFiles:
     @property
     def last_step(self) -> int:
         return max((*self.metrics, *self.checkpoints, *self.record_steps), default=0)
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)

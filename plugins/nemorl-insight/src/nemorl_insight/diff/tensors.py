@@ -40,6 +40,11 @@ class StoredTensor:
     size: int
     """Bytes from ``start`` on."""
 
+    @property
+    def form(self) -> str:
+        """Type and shape."""
+        return f"{self.dtype} {list(self.shape)}"
+
     def piece(self, offset: int) -> np.ndarray[Any, Any]:
         """[bytes] uint8 from ``offset`` on, at most ``PIECE_BYTES``."""
         count = min(PIECE_BYTES, self.size - offset)
@@ -68,12 +73,15 @@ def stored_tensors(file: Path) -> list[StoredTensor]:
         header = json.loads(stream.read(length))
     size = file.stat().st_size
     found = []
-    for name, entry in header.items():
-        if name != "__metadata__":
-            start, stop = (8 + length + offset for offset in entry["data_offsets"])
-            if stop > size:
-                raise ValueError(f"{file} is cut: {name} ends at byte {stop} of {size}")
-            found.append(StoredTensor(name, file, entry["dtype"], tuple(entry["shape"]), start, stop - start))
+    try:
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, stop = (8 + length + offset for offset in entry["data_offsets"])
+                if stop > size:
+                    raise ValueError(f"{file} is cut: {name} ends at byte {stop} of {size}")
+                found.append(StoredTensor(name, file, entry["dtype"], tuple(entry["shape"]), start, stop - start))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} has a damaged header") from error
     return sorted(found, key=lambda tensor: tensor.start)
 
 
@@ -122,17 +130,20 @@ class CheckpointPair:
         """
         for file in _files(self.first):
             relative = file.relative_to(self.first)
-            others = {tensor.name: tensor for tensor in stored_tensors(self.second / relative)}
-            for tensor in stored_tensors(file):
-                found = self._compared(tensor, others.get(tensor.name), relative.parent.as_posix())
+            ones, others = (
+                {tensor.name: tensor for tensor in stored_tensors(place / relative)}
+                for place in (self.first, self.second)
+            )
+            for name in {**ones, **others}:
+                called = f"{relative.parent.as_posix()}: {name}"
+                found = self._compared(called, ones.get(name), others.get(name))
                 if found is not None:
                     yield found
 
-    def _compared(self, one: StoredTensor, other: StoredTensor | None, folder: str) -> TensorDifference | None:
-        name = f"{folder}: {one.name}"
-        if other is None or (one.dtype, one.shape) != (other.dtype, other.shape):
-            form = "missing" if other is None else f"{other.dtype} {list(other.shape)}"
-            raise ValueError(f"{name} is {one.dtype} {list(one.shape)} in one checkpoint, {form} in the other")
+    def _compared(self, name: str, one: StoredTensor | None, other: StoredTensor | None) -> TensorDifference | None:
+        if one is None or other is None or one.form != other.form:
+            forms = ("missing" if tensor is None else tensor.form for tensor in (one, other))
+            raise ValueError("{} is {} in one checkpoint, {} in the other".format(name, *forms))
         elements = int(np.prod(one.shape, dtype=np.int64))
         differing, largest, where = 0, 0.0, None
         for offset in range(0, one.size, PIECE_BYTES):
@@ -148,7 +159,7 @@ class CheckpointPair:
                 largest = max(largest, float(np.nanmax(np.abs(values[0] - values[1])[unlike], initial=0.0)))
             if where is None:
                 at = int(unlike.argmax())
-                before = offset // (one.size // elements)
+                before = offset * elements // one.size
                 where = before + at, float(values[0][at]), float(values[1][at])
         return None if where is None else TensorDifference(name, elements, differing, largest, *where)
 

@@ -169,7 +169,7 @@ def _lengths(run: RunData, expected: Work) -> Lengths:
 def _refitted(scene: Scene, predicted: Mapping[str, float], measured: Mapping[str, float]) -> Efficiencies:
     """Each share scaled by predicted / measured of its phase; times of starting kernels the other way."""
     now = starting_efficiencies(scene)
-    ratio = {name: seconds / predicted[name] for name, seconds in measured.items() if predicted.get(name)}
+    ratio = {name: seconds / predicted[name] for name, seconds in measured.items() if seconds and predicted.get(name)}
     training, sampling = ratio.get("policy_training", 1.0), ratio.get("generation", 1.0)
     scoring, sync = ratio.get("policy_and_reference_logprobs", training), ratio.get("weight_sync", 1.0)
     return Efficiencies(

@@ -19,7 +19,7 @@ from nemorl_rl.planning.memory.layouts import (
     overrides,
     present,
 )
-from nemorl_rl.planning.memory.parts import GIB, Part, total
+from nemorl_rl.planning.memory.parts import GIB, total
 from nemorl_rl.planning.memory.scene import Scene
 
 from nemorl_insight.plan.candidates import Candidate, candidates, distinct, judged
@@ -135,7 +135,9 @@ def _candidate_dict(scene: Scene, one: Candidate, *, with_parts: bool = False) -
         "tokens_per_second_per_device": round(one.time.tokens_per_device, 1),
     }
     if with_parts:
-        found["memory"] = [_part_dict(part) for part in one.memory.parts]
+        found["memory"] = [
+            {"name": part.name, "gib": round(part.gib, 4), "formula": part.formula} for part in one.memory.parts
+        ]
         found["moment"] = one.memory.moment
         found["memory_by_phase"] = [_budget_dict(budget) for budget in budgets(scene).values()]
         found["takes_turns"] = scene.takes_turns
@@ -150,10 +152,6 @@ def _budget_dict(budget: Budget) -> dict[str, Any]:
     return {"phase": str(budget.phase), "where": budget.where, "held_gib": held} | {
         f"{name}_gib": round(value, 3) for name, value in gib.items()
     }
-
-
-def _part_dict(part: Part) -> dict[str, Any]:
-    return {"name": part.name, "gib": round(part.gib, 4), "formula": part.formula}
 
 
 def plan_run(config: RunConfig, nodes: int | None = None, gpus: str | None = None) -> dict[str, Any]:

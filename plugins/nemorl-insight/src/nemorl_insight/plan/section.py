@@ -61,5 +61,4 @@ class PlanSectionConfig(ReportSectionConfig):
     given, a run that cannot be planned says why; otherwise there is no section."""
 
     def build(self) -> Callable[[Any], Any]:
-
         return PlanSection(self.gpus)

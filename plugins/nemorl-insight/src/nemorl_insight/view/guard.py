@@ -16,7 +16,6 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 COOKIE = "nemorl-view"
 HEADERS = {
     "content-security-policy": POLICY,

@@ -10,11 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from nemorl_trust.encryption import is_loopback
+from nemorl_trust.encryption import LOOPBACK, is_loopback
 from nemorl_trust.http_server import HttpServer
 from nemorl_trust.listening import HERE, Place
 
-from nemorl_insight.view.guard import LOOPBACK
 from nemorl_insight.view.server import Server
 from nemorl_insight.view.watched import WatchedRun
 

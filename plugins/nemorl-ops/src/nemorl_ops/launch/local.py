@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from nemorl.errors import ConfigIssue, UsageError
+from nemorl.errors import ConfigIssue, ResourceError, UsageError
 
 from nemorl_ops.launch import detached
 from nemorl_ops.launch.attempts import CANCELLED, Attempt, Outcome
@@ -38,7 +38,8 @@ def tail(launch: Launch, *, follow: bool, part: str = "") -> list[str]:
     attempt = Attempt.latest(folder / part)
     run = folder / "output.log" if attempt is None else attempt.folder / "run.log"
     before = [] if attempt is None else sorted(attempt.folder.glob("node-*.log"))
-    found = [run] if run.is_file() else before or sorted(folder.glob("slurm-*.log"))
+    outside = sorted([*folder.glob("slurm-*.log"), *folder.glob("output.log")])
+    found = [run] if run.is_file() else before or outside
     if not follow and not found:
         name = launch.job.name
         raise UsageError(f"{name} has no output yet", fix=f"nemorl launch logs {name} -f waits for it")
@@ -74,8 +75,14 @@ class LocalConfig(LauncherConfig):
         return ["bash", "-c", f'set -e\n{self.setup}\nexec "$@"', "bash", *agent] if self.setup else agent
 
     def submit(self, job: Job) -> dict[str, Any]:
-        log = job.folder / "output.log"
-        return detached.start(self.submission(job), log, job.working_directory, self.variables)
+        command = self.submission(job)
+        attempt = next_attempt(job)
+        attempt.mkdir(parents=True)  # at once: whoever asks before the process does something means this attempt
+        try:
+            return detached.start(command, job.folder / "output.log", job.working_directory, self.variables)
+        except OSError as error:
+            attempt.rmdir()
+            raise ResourceError(f"{command[0]} cannot be run: {error.strerror}", fix="check launch.python") from error
 
     def recover(self, job: Job) -> dict[str, Any] | None:
         return detached.find(f"{job.folder}/attempt-")

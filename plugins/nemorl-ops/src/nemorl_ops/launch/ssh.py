@@ -9,14 +9,14 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from nemorl.errors import ConfigIssue, ResourceError
 from pydantic import Field
 
 from nemorl_ops.launch import detached
-from nemorl_ops.launch.attempts import CANCELLED, Attempt
+from nemorl_ops.launch.attempts import CANCELLED, Attempt, Outcome
 from nemorl_ops.launch.base import Job, Launch, LauncherConfig, Status
 from nemorl_ops.launch.local import STATES, conclude_cancelled, next_attempt, tail, train_command
 
@@ -84,9 +84,9 @@ class SshConfig(LauncherConfig):
                     "environment": values,
                 }
                 nodes.append({"host": host, **self._ask(host, request)})
-        except ResourceError:
-            for node in nodes:
-                self._ask(node["host"], {"verb": "kill", "handle": node})
+        except ResourceError as error:
+            self._kill(nodes)
+            attempt.conclude(Outcome("failed", error.message))  # for those that could not be told
             raise
         return {"nodes": nodes}
 
@@ -116,9 +116,23 @@ class SshConfig(LauncherConfig):
         if attempt is not None:
             attempt.request_stop(CANCELLED)
         if now:
-            for node in launch.handle["nodes"]:
-                self._ask(node["host"], {"verb": "kill", "handle": node})
+            unreached = self._kill(launch.handle["nodes"])
             conclude_cancelled(launch.job)
+            if unreached:
+                raise ResourceError(
+                    f"not ended at once: {'; '.join(unreached)}",
+                    fix="the others are; what still runs there ends once it sees the folder of the launch",
+                )
+
+    def _kill(self, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+        """End the processes on these machines; returns why, of those where that failed."""
+        failed = []
+        for node in nodes:
+            try:
+                self._ask(node["host"], {"verb": "kill", "handle": node})
+            except ResourceError as error:
+                failed.append(error.message)
+        return failed
 
     def logs(self, launch: Launch, *, follow: bool) -> list[str]:
         return tail(launch, follow=follow)

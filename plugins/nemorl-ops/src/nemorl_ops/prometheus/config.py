@@ -11,12 +11,11 @@ from nemorl.base.text.reading import shown
 from nemorl.config import PlainText, SecretVariable
 from nemorl.errors import ConfigIssue, UsageError
 from nemorl.plugins.kinds import LoggerConfig
+from nemorl_trust.encryption import LOOPBACK
 from pydantic import Field
 
 if TYPE_CHECKING:
     from nemorl.contracts import Logger
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class PrometheusConfig(LoggerConfig):

@@ -124,7 +124,11 @@ class Replication:
             except (StorageError, CheckpointError, FileNotFoundError) as error:
                 directory.warn(f"a replica cannot be used: {error}")
                 continue
+            if damaged := directory.checkpoints.damaged():
+                aside = directory.set_aside(sorted(damaged), manifest["step"])
+                directory.warn(f"{len(damaged)} checkpoints that cannot be used and the logs so far are in {aside}")
             os.rename(folder / f"{FETCHING}{name}", folder / name)
+            directory.metrics.truncate_after(-1)  # what a run began here; the replica's stand in their place
             for record in _records(place, manifest["step"]):
                 directory.metrics.write(record)
             directory.is_resumed = True

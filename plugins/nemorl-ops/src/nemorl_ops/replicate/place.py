@@ -172,11 +172,18 @@ def copy_file(
         raise FileNotFoundError(name)
     if target.size(name) == size and target.digest(name) == (recorded or source.digest(name)):
         return False
-    sent = target.write(name, source.pieces(name), seen)
+    count = 0
+
+    def counted(sent: int) -> None:
+        nonlocal count
+        count += sent
+        seen(sent)
+
+    sent = target.write(name, source.pieces(name), counted)
     if recorded is not None and sent != recorded:
         target.remove(name)
         raise StorageError(f"{source.url}/{name} does not match its checksum", fix="`nemorl runs verify` the source")
-    if target.size(name) != size or (verify and target.digest(name) != sent):
+    if target.size(name) != count or (verify and target.digest(name) != sent):  # it may have grown since it was sized
         target.remove(name)
         raise StorageError(f"{target.url}/{name} is not what was sent: it was removed", fix="copy it again")
     return True

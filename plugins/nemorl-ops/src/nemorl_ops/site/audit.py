@@ -6,7 +6,6 @@ import heapq
 import os
 import re
 import time
-from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import accumulate
 from pathlib import Path
@@ -94,9 +93,10 @@ def show(
       nemorl audit show /var/log/nemorl --user alice --event weights_exported --json
     """
     begin, end = moment(since), moment(until)
+    kept = (_between(path, begin, end) for path in logs_in(logs))
     found = [
         entry
-        for entry in _merged([_between(path, begin, end) for path in logs_in(logs)])
+        for entry in heapq.merge(*kept, key=lambda entry: entry.time)
         if (user is None or entry.user == user)
         and (event is None or entry.event == event)
         and (run is None or run in str(entry.facts.get("run", "")))
@@ -104,7 +104,8 @@ def show(
     if as_json:
         echo_json([_as_dict(entry) for entry in found], indent=2)
         return
-    rows = [(_clock(entry.time), entry.user, entry.event, _words(entry.facts)) for entry in found]
+    times = (time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.time)) for entry in found)
+    rows = [(when, entry.user, entry.event, _words(entry.facts)) for when, entry in zip(times, found, strict=True)]
     print_list(("TIME", "USER", "EVENT", "FACTS"), rows)
     if not found:
         say("no entries")
@@ -165,7 +166,7 @@ def read_key(path: Path | None) -> SealingKey | None:
     """
     if path is None:
         return None
-    key = SealingKey.parse(path.read_text()) if path.is_file() else None
+    key = SealingKey.parse(path.read_text(errors="replace")) if path.is_file() else None
     if key is None:
         raise UsageError(f"{path} holds no key of an audit log", fix="give the file that `nemorl audit seal` wrote")
     return key
@@ -209,10 +210,6 @@ def _between(path: Path, begin: float | None, end: float | None) -> list[Entry]:
     ]
 
 
-def _merged(logs: list[list[Entry]]) -> Iterator[Entry]:
-    return heapq.merge(*logs, key=lambda entry: entry.time)
-
-
 def _show(verdict: Verdict) -> None:
     lead = typer.style("ok" if verdict.ok else "changed", fg="green" if verdict.ok else "red", bold=True)
     seals = f", {verdict.sealed} sealed" if verdict.sealed else ""
@@ -228,10 +225,6 @@ def _show(verdict: Verdict) -> None:
 def _as_dict(entry: Entry) -> dict[str, Any]:
     names = ("n", "time", "host", "user", "uid", "pid", "event", "facts", "hash")
     return {name: getattr(entry, name) for name in names}
-
-
-def _clock(moment_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment_s))
 
 
 def _words(facts: Any) -> str:

@@ -21,7 +21,7 @@ from nemorl.base.files.atomic import replacing
 from nemorl.base.packages.plugin_policy import policy_files
 from nemorl.base.packages.standard_plugins import LISTED
 from nemorl.base.text.pydantic_words import in_words
-from nemorl.base.text.reading import kind_of, parse_json, read_text
+from nemorl.base.text.reading import expanded, kind_of, parse_json, read_text
 from nemorl.base.text.yaml_text import parse_yaml
 from nemorl.errors import StorageError, UsageError
 from nemorl_trust.encryption import names_loopback
@@ -103,7 +103,7 @@ def sources(location: str | None, key: Path | None) -> Iterator[IndexSource]:
         if text and not place:
             raise UsageError(f"{option} {text} is the key of no index", fix="name the index: --index FILE_OR_URL")
         if place:
-            yield IndexSource(place, Path(text or "").expanduser())
+            yield IndexSource(place, expanded(text or ""))
 
 
 def _configured(path: Path) -> Iterator[IndexSource]:
@@ -111,7 +111,7 @@ def _configured(path: Path) -> Iterator[IndexSource]:
     try:
         plugins = (parse_yaml(read_text(path)) or {}).get("plugins") or {}
         for each in plugins.get("indexes") or ():
-            yield IndexSource(str(each["location"]), path.parent / Path(each["key"]).expanduser())
+            yield IndexSource(str(each["location"]), path.parent / expanded(each["key"]))
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise UsageError(
             f"plugins.indexes in {path} cannot be understood: {error!r}",
@@ -192,7 +192,7 @@ def _kept_at(location: str) -> Path:
     """Where the last index from a place is kept."""
     from platformdirs import user_state_path
 
-    name = location if _is_url(location) else str(Path(location).expanduser().resolve())
+    name = location if _is_url(location) else str(expanded(location).resolve())
     return user_state_path("nemorl") / "plugin-indexes" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
 
 
@@ -207,7 +207,7 @@ def _read(location: str) -> bytes:
         UsageError: It is too long, or would come unencrypted.
     """
     if not _is_url(location):
-        path = Path(location).expanduser()
+        path = expanded(location)
         if (what := kind_of(path)) != "file":  # a pipe would be waited for
             raise UsageError(f"{location} is a {what}, not a file", fix="give a path or a URL")
         with path.open("rb") as file:

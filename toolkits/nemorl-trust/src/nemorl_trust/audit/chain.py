@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -19,6 +18,8 @@ from typing import Any, Self
 GENESIS = "0" * 64
 """Hash that the first entry names in the place of an earlier one."""
 KEY_BYTES = 32
+END_OF_TIME = 1e11
+"""Epoch seconds of the year 5138: calendars can show what is dated before."""
 _KEY_WORD = "nemorl-audit-key"
 
 
@@ -77,7 +78,7 @@ class Entry:
         return (
             all(type(number) is int for number in (self.n, self.uid, self.pid))
             and type(self.time) in (int, float)
-            and math.isfinite(self.time)
+            and 0 <= self.time < END_OF_TIME
             and all(isinstance(text, str) for text in texts)
             and isinstance(self.facts, dict)
             and isinstance(self.debris, dict | None)

@@ -137,7 +137,7 @@ class _Walk:
         if self._key is None or not 0 <= entry.n - self._key.n <= MOST_MISSING:
             return
         self._key = self._key.at(entry.n)
-        if not hmac.compare_digest(seal_of(entry.hash, self._key.secret), entry.seal):
+        if not hmac.compare_digest(seal_of(entry.hash, self._key.secret).encode(), entry.seal.encode()):
             self._say(number, f"the seal of entry {entry.n} is not of this key")
         found.checked += 1
 

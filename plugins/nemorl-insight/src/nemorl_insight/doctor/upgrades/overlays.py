@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
@@ -70,7 +69,7 @@ def overlay(changes: Sequence[Change], pip_args: Sequence[str] = (), *, keep: bo
     An interruption leaves nothing but an environment that is complete and kept.
 
     Raises:
-        PluginError: pip fails; says what it says.
+        PluginError: pip or venv fails; says what it says.
     """
     folder = overlay_of(changes)
     if (folder / RECORD).is_file():
@@ -87,7 +86,9 @@ def overlay(changes: Sequence[Change], pip_args: Sequence[str] = (), *, keep: bo
 
 def _made(folder: Path, changes: Sequence[Change], pip_args: Sequence[str]) -> Overlay:
     with replacing_folder(folder) as draft:
-        subprocess.run([sys.executable, "-P", "-m", "venv", "--without-pip", str(draft)], check=True)
+        done = run_limited([sys.executable, "-P", "-m", "venv", "--without-pip", str(draft)], UNPACK_S)
+        if done.code != 0:
+            raise PluginError(f"venv cannot make {folder}: {done.error}", fix="see what it says")
         made = Overlay(draft)
         options = ("--quiet", "--no-deps", "--no-compile", "--ignore-installed", *pip_args)
         pins = [change.pin for change in changes]

@@ -182,16 +182,11 @@ def _replayed(run: Path, step: int, side: Side, folder: Path, name: str, only: s
 
 def _paired(folders: Sequence[Path], step: int) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """The records of a step on both sides, sample by sample: by group and place in it, which end its name."""
-    first, second = (
-        {tuple(row["sample_id"].rsplit("-", 2)[1:]): row for row in read_records(folder, **_of(step))}
-        for folder in folders
-    )
+    columns = ("sample_id", "sequences")
+    tables = (read_records(folder, split="train", step=step, columns=columns) for folder in folders)
+    first, second = ({tuple(row["sample_id"].rsplit("-", 2)[1:]): row for row in rows} for rows in tables)
     for key, row in first.items():
         yield row, second.get(key, {})
-
-
-def _of(step: int) -> dict[str, Any]:
-    return {"split": "train", "step": step, "columns": ("sample_id", "sequences")}
 
 
 def last_step(run: Path) -> int:

@@ -76,7 +76,9 @@ def try_listing(new: Side, present: Side) -> Trial:
     states = [_states(done) for done in lists]
     if states[0] is None:
         return _trial("plugins list", lists[0], states[1] is None)
-    lost = [f"{name}: {state}" for name, state in states[0].items() if state != "ok" and _was_ok(states[1], name)]
+    was_ok = (name for name, state in (states[1] or {}).items() if state == "ok")
+    now = {name: states[0].get(name, "gone") for name in was_ok}
+    lost = [f"{name}: {state}" for name, state in now.items() if state != "ok"]
     return Trial("plugins list", "failed" if lost else "passed", lists[0].seconds, "; ".join(lost))
 
 
@@ -141,7 +143,3 @@ def _states(done: Done) -> Mapping[str, str] | None:
         return {f"{entry['kind']}/{entry['id']}": entry["status"] for entry in entries}
     except (ValueError, LookupError, TypeError):
         return None
-
-
-def _was_ok(states: Mapping[str, str] | None, name: str) -> bool:
-    return states is not None and states.get(name) == "ok"

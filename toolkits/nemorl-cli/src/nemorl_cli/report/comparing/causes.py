@@ -114,11 +114,8 @@ def causes(first: Variant, second: Variant, found: Sequence[Difference]) -> Caus
 
 def first_parting(first: Variant, second: Variant) -> Parting | None:
     """The first step, and the first part of it, at which two runs of one seed differ."""
-    for one in first.runs:
-        for other in second.runs:
-            if one.config.get("seed") == other.config.get("seed"):
-                return _parting(one, other)
-    return None
+    alike = ((a, b) for a in first.runs for b in second.runs if a.config.get("seed") == b.config.get("seed"))
+    return next(filter(None, (_parting(*pair) for pair in alike)), None)
 
 
 def _parting(one: RunData, other: RunData) -> Parting | None:

@@ -15,9 +15,8 @@ from nemorl_cli.report.viewing.index import Place
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PER_TOKEN = (
-    *("generation_logprobs", "old_logprobs", "policy_logprobs", "reference_logprobs", "advantages", "loss_weights"),
-)
+LOGPROBS = ("generation_logprobs", "old_logprobs", "policy_logprobs", "reference_logprobs")
+PER_TOKEN = (*LOGPROBS, "advantages", "loss_weights")
 OF_GROUP = ("group_right", "group_size")
 """Facts that one record of a group cannot tell."""
 DIGITS = 5

@@ -22,21 +22,8 @@ if TYPE_CHECKING:
 
 TURN_TIMES = tuple(f"turns.list.element.{name}" for name in ("author", "began_s", "ended_s"))
 COLUMNS = (
-    *(
-        "began_s",
-        "ended_s",
-        "split",
-        "step",
-        "dataset",
-        "seed",
-        "group_id",
-        "sample_id",
-        "group",
-        "prompt",
-        "response",
-        "answer",
-        "given",
-    ),
+    *("began_s", "ended_s", "split", "step", "dataset", "seed", "group_id", "sample_id", "group"),
+    *("prompt", "response", "answer", "given"),
     *("reward", "components", "metrics", "correct", "valid", "advantage", "kl", "filtered", "finish_reason"),
     *("outcome", "cause", "media", "prompt_media"),
     *("prompt_tokens", "tokens", "total_tokens", "num_turns", "weight_versions", "sequences"),
