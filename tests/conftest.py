@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from forked_workers import begun_by, python_that_forks
 
@@ -33,6 +34,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["NEMORL_AUDIT"] = "off"  # tests of the audit log name a folder
 
+MOST_THREADS = 60
+"""Of a process that holds no process groups of models any more."""
 NEED_RAY = pytest.StashKey[set[str]]()
 """Node ids of modules with a test that uses ``private_ray``."""
 
@@ -48,6 +51,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     reason = why_no_gpu() if item.get_closest_marker("gpu") else None
     if reason is not None:
         pytest.skip(reason)
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of the module
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Between modules, process groups that nobody uses end. Garbage keeps those of models, and the threads of each wake
+    a hundred times a second: those of all tests of engines took one of two processors."""
+    is_last = nextitem is None or nextitem.getparent(pytest.Module) is not item.getparent(pytest.Module)
+    if is_last and psutil.Process().num_threads() > MOST_THREADS:
+        gc.collect()
 
 
 @pytest.fixture
