@@ -240,8 +240,10 @@ class Evaluator:
 
     def close(self) -> None:
         """Release the model and the environment."""
-        self._pool.close()
-        self._engine.shutdown()
+        try:
+            self._pool.close()
+        finally:
+            self._engine.shutdown()
 
     def __enter__(self) -> Self:
         return self
