@@ -7,6 +7,7 @@ with the same manager as hook plugins; :class:`nemorl.plugins.hooks.HookSpecs` d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +70,8 @@ class EarlyStopping(Callback):
     def on_fit_begin(self, trainer: Any) -> None:
         self._best, self._since_best = None, 0
         for record in read_jsonl(trainer.run.path / "metrics.jsonl"):
-            if (value := record.get(f"validation/{self.metric}")) is not None:
-                self._count(value)
+            if (name := f"validation/{self.metric}") in record:
+                self._count(record[name])
 
     def on_validation_end(self, trainer: Any, step: int, metrics: Mapping[str, float]) -> None:
         if metrics.get("failed_frac") == 1.0:
@@ -87,10 +88,15 @@ class EarlyStopping(Callback):
         elif self.patience is not None and self._since_best >= self.patience:
             trainer.stop(f"{self.metric} has not improved for {self.patience} validations")
 
-    def _count(self, value: float) -> None:
-        is_best = self._best is None or self._sign * (value - self._best) > self.min_delta
-        self._since_best = 0 if is_best else self._since_best + 1
-        self._best = value if is_best else self._best
+    def _count(self, value: float | None) -> None:
+        """NaN is no best; records have ``None`` for it."""
+        if value is None or math.isnan(value) or not self._is_best(value):
+            self._since_best += 1
+        else:
+            self._best, self._since_best = value, 0
+
+    def _is_best(self, value: float) -> bool:
+        return self._best is None or self._sign * (value - self._best) > self.min_delta
 
 
 class CheckpointCallback(Callback):
