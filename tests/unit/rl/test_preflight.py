@@ -22,6 +22,7 @@ from nemorl.config.models import GenerationConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigError, ForeignError, UsageError
+from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import registry
 from nemorl.resources.preflight import launch_problems
 from nemorl.types import Prompt
@@ -286,6 +287,31 @@ def test_fit_checks_before_it_loads_the_model(tiny_model: Path, tmp_path: Path, 
     # Nothing but the event is left: the directory counts as a run once config.yaml is in it.
     assert not (tmp_path / "r/config.yaml").exists()
     assert '"event": "failed"' in (tmp_path / "r/events.jsonl").read_text()
+
+
+def test_an_environment_that_a_run_builds_is_closed_also_where_it_ends_before_anything_loads(
+    tiny_model: Path, tmp_path: Path, raises: Raises
+) -> None:
+    closed = []
+
+    class Serving(Environment):
+        needs_columns = frozenset({"gold"})
+
+        def close(self) -> None:
+            closed.append(self)
+
+    class ServingConfig(EnvironmentConfig):
+        """Options of it."""
+
+        def build(self) -> Environment:
+            return Serving()
+
+    settings = {"model": str(tiny_model), "policy": {"init": "random"}, "run_dir": str(tmp_path / "r")}
+    trainer = validate(registry().load("algorithms", "grpo"), settings).build()
+    for given, count in ((ServingConfig(), 1), (Serving(), 1)):  # what the caller made is the caller's until it is used
+        with raises(ConfigError, "gold", path="data"):
+            trainer.fit([ROW], given, console=Console(quiet=True))
+        assert len(closed) == count
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["train", "dry run"])

@@ -127,19 +127,25 @@ class CheckpointCallback(Callback):
             checkpoints.config = checkpoints.config.model_copy(update={"keep_last": self.keep})
 
     def on_step_end(self, trainer: Any, step: int) -> None:
-        validation = trainer.config.validation.every
-        will_validate = validation > 0 and step % validation == 0 and trainer.run.held_out is not None
-        if not will_validate and self._is_mine(trainer, step):
-            trainer.save()
+        if not is_validated(trainer, step) and step % self.every == 0:
+            save_beside(trainer, step)
 
     def on_validation_end(self, trainer: Any, step: int) -> None:
-        if step > 0 and self._is_mine(trainer, step):
-            trainer.save()
+        if step % self.every == 0:
+            save_beside(trainer, step)
 
-    def _is_mine(self, trainer: Any, step: int) -> bool:
-        """Due, and not saved by the run itself."""
-        own = trainer.config.checkpoint.every
-        return step % self.every == 0 and step < trainer.total_steps and not (own > 0 and step % own == 0)
+
+def is_validated(trainer: Any, step: int) -> bool:
+    """A validation comes after the end of this step."""
+    every = trainer.config.validation.every
+    return bool(every > 0 and step % every == 0 and trainer.run.held_out is not None)
+
+
+def save_beside(trainer: Any, step: int) -> None:
+    """Write a checkpoint of this step, unless the run itself writes one after it."""
+    every = trainer.config.checkpoint.every
+    if 0 < step < trainer.total_steps and not (every > 0 and step % every == 0):
+        trainer.save()
 
 
 class LoggerCallback(Callback):

@@ -25,6 +25,7 @@ from nemorl_rl.alerts.conditions import Watch
 from nemorl_rl.alerts.config import AlertsConfig, rules_of
 from nemorl_rl.alerts.rollout_rules import rollout_record
 from nemorl_rl.alerts.rules import Rule
+from nemorl_rl.callbacks import is_validated, save_beside
 
 
 class Watching:
@@ -105,13 +106,12 @@ class Alerts:
 
     def on_step_end(self, trainer: Any, step: int) -> None:
         self._end()  # now that the record is written
-        if self._saves and not self._is_validated(trainer, step):
+        if not is_validated(trainer, step):
             self._save(trainer, step)
 
     def on_validation_end(self, trainer: Any, step: int) -> None:
         self._end()
-        if self._saves:
-            self._save(trainer, step)
+        self._save(trainer, step)
 
     def _take(self, trainer: Any, step: int, record: Mapping[str, Any]) -> None:
         for alert, is_raised in self._watching.take(record, step):
@@ -144,13 +144,7 @@ class Alerts:
             case "save":
                 self._saves = True
 
-    def _is_validated(self, trainer: Any, step: int) -> bool:
-        """The validation of this step comes after its end."""
-        every = trainer.config.validation.every
-        return bool(every > 0 and step % every == 0 and trainer.run.held_out is not None)
-
     def _save(self, trainer: Any, step: int) -> None:
-        """A checkpoint, unless the run itself writes one after this step."""
-        self._saves, every = False, trainer.config.checkpoint.every
-        if 0 < step < trainer.total_steps and not (every > 0 and step % every == 0):
-            trainer.save()
+        if self._saves:
+            self._saves = False
+            save_beside(trainer, step)

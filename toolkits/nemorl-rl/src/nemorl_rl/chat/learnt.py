@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError, ForeignError, boundary
@@ -131,7 +131,9 @@ class RowChat:
                 "the column `tools` and describe them in a message",
             )
 
-    def _render(self, shown: Sequence[Mapping[str, Any]], tools: Tools, *, prompt: bool = False) -> Any:
+    def _render(
+        self, shown: Sequence[Mapping[str, Any]], tools: Tools, *, prompt: bool = False
+    ) -> tuple[str, list[Segment]]:
         expected = self._text.rendered(shown, tools, prompt=prompt)
         marked = MarkedTemplate(self._template_for(tools))
         with boundary("the chat template"):
@@ -279,12 +281,7 @@ class RowChat:
 
 def _common(left: str, right: str) -> int:
     """Characters with which both begin."""
-    size = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        size += 1
-    return size
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 def _within(enclosed: Sequence[Span], parts: Sequence[Span]) -> Iterator[Span]:

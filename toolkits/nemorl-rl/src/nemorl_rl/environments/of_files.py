@@ -51,7 +51,7 @@ class FunctionConfig(EnvironmentConfig):
 
 
 def _expand(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, Any] | None:
-    """How a config spells a function of a file: ``nemorl._expand({"name": "reward.py:score"}, ())``.
+    """The options of ``FunctionConfig`` that a config means by a function of a file; ``None``: it means none.
 
     Args:
         value: What was written, as a mapping with ``name``.

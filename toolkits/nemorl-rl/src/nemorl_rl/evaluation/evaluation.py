@@ -159,12 +159,12 @@ class Evaluator:
         Raises:
             UsageError: the config has no environment.
         """
-        environment = environment if environment is not None else as_environment(config.environment)
-        if environment is None:
-            raise UsageError("nothing scores the responses", fix="set `environment:`, e.g. environment=math")
         require_models(config)
         self._config = config
         self._max_turns = max_turns or configured_turns(config)
+        environment = environment if environment is not None else as_environment(config.environment)
+        if environment is None:
+            raise UsageError("nothing scores the responses", fix="set `environment:`, e.g. environment=math")
         self._pool = EnvironmentPool.from_config(environment, config.rollouts)
         try:
             self._tokenizer = Tokenizer.of(config.policy)

@@ -104,7 +104,7 @@ class OutcomeTable(Config):
             >>> [(one.reward, one.score.valid) for one in OutcomeTable().settled(group)]
             [(-1.0, True), (-1.0, True), (0.0, False)]
         """
-        from nemorl_rl.agents.seats import rewards_of  # which agents need, and configs do not
+        from nemorl_rl.agents.seats import rewards_of
 
         kept = [one.score for one in group if one.score.valid and self.fate(outcome_of(one)) == "partial"]
         judged = [reward for score in kept for reward in rewards_of(score)]
@@ -208,11 +208,11 @@ def failed_share(samples: Sequence[Sample]) -> float:
     return sum(outcome_of(sample) in FAILURES for sample in samples) / max(1, len(samples))
 
 
-def failure_causes(samples: Sequence[Sample], most: int = 3) -> str:
-    """The most frequent failures in words, e.g. ``infrastructure 6 (reset: ConnectionError: node3 refused)``."""
+def failure_causes(samples: Sequence[Sample]) -> str:
+    """The three most frequent failures in words, e.g. ``infrastructure 6 (reset: ConnectionError: node3 refused)``."""
     found = Counter((outcome_of(one), one.score.cause) for one in samples if outcome_of(one) in FAILURES)
     return ", ".join(
-        f"{outcome} {count}" + (f" ({cause})" if cause else "") for (outcome, cause), count in found.most_common(most)
+        f"{outcome} {count}" + (f" ({cause})" if cause else "") for (outcome, cause), count in found.most_common(3)
     )
 
 
