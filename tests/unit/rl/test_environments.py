@@ -117,7 +117,7 @@ def test_a_part_of_a_score_that_is_not_finite_names_environment_part_and_row(par
 
 
 def test_what_a_turn_earned_is_finite(raises: Raises) -> None:
-    with raises(ForeignError, "turn 1", "nan"):
+    with raises(ForeignError, "turn", "nan"):
         step(RewardFunction(lambda prompt, response: Score(1.0, turn_rewards=(1.0, float("nan")))), ["x"])
 
 

@@ -32,7 +32,7 @@ from nemorl_rl.data.rows import RowDataModule
 from nemorl_rl.environments import RewardFunction, WeightedEnvironment
 from nemorl_rl.evaluation.evaluation import Evaluator
 from nemorl_rl.evaluation.generating import respond
-from nemorl_rl.models.hub_models import absent_models
+from nemorl_rl.models.hub_models import absent_models, require_model
 from nemorl_rl.rollouts.rehearsal import rehearse, reward_problems
 from recorded_messages import Raises
 
@@ -85,6 +85,12 @@ def test_a_model_that_is_nowhere_is_named_without_the_network() -> None:
     assert "there is no folder 'models/nope', it is not in the cache" in message
     assert "HF_HUB_OFFLINE is set" in message
     assert "config.json" in fix
+
+
+@pytest.mark.parametrize("name", ["org/a--b", "org/a..b", "org/a.git", "x" * 120, "x" * 300])
+def test_a_name_that_the_hub_does_not_allow_is_refused_like_one_that_is_nowhere(name: str, raises: Raises) -> None:
+    with raises(ConfigError, "hub", path="model"):
+        require_model(name)
 
 
 def test_all_that_loads_a_model_refuses_one_that_is_nowhere_before_it_tries_to_download(raises: Raises) -> None:
