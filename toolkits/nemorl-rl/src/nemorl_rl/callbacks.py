@@ -64,11 +64,10 @@ class EarlyStopping(Callback):
     ) -> None:
         self.metric, self.threshold, self.patience, self.min_delta = metric, threshold, patience, min_delta
         self._sign = 1.0 if higher_is_better else -1.0
-        self._best: float | None = None
-        self._since_best = 0
+        self._best, self._since_best = -self._sign * math.inf, 0
 
     def on_fit_begin(self, trainer: Any) -> None:
-        self._best, self._since_best = None, 0
+        self._best, self._since_best = -self._sign * math.inf, 0
         for record in read_jsonl(trainer.run.path / "metrics.jsonl"):
             if (name := f"validation/{self.metric}") in record:
                 self._count(record[name])
@@ -89,14 +88,11 @@ class EarlyStopping(Callback):
             trainer.stop(f"{self.metric} has not improved for {self.patience} validations")
 
     def _count(self, value: float | None) -> None:
-        """NaN is no best; records have ``None`` for it."""
-        if value is None or math.isnan(value) or not self._is_best(value):
-            self._since_best += 1
-        else:
+        """NaN, for which records have ``None``, is better than nothing."""
+        if value is not None and self._sign * (value - self._best) > self.min_delta:
             self._best, self._since_best = value, 0
-
-    def _is_best(self, value: float) -> bool:
-        return self._best is None or self._sign * (value - self._best) > self.min_delta
+        else:
+            self._since_best += 1
 
 
 class CheckpointCallback(Callback):

@@ -22,7 +22,7 @@ from nemorl_rl.chat.codec import Tools
 from nemorl_rl.chat.media import media_in, with_items, written
 from nemorl_rl.chat.provenance import MarkedTemplate, Segment
 from nemorl_rl.chat.rows import row_messages, text_of
-from nemorl_rl.chat.template_text import ASKED, REASONING_NAMES, SAID, TemplateText, probe_calls, probe_result
+from nemorl_rl.chat.template_text import ASKED, CALL, REASONING_NAMES, RESULT, SAID, TemplateText
 
 if TYPE_CHECKING:
     from nemorl_rl.data.tokenizer import Tokenizer
@@ -178,8 +178,7 @@ class RowChat:
     def _cues(self) -> list[str]:
         """Texts that open an answer to a user's message, or to the result of a tool. Reasoning is the answer's own."""
         asked = {"role": "user", "content": ASKED}
-        called = [asked, probe_calls(["call_0"], ["pRobe8474"]), probe_result("call_0")]
-        return [*self._openings([asked]), *self._openings(called)]
+        return [*self._openings([asked]), *self._openings([asked, CALL, RESULT])]
 
     def _openings(self, probe: Sequence[Mapping[str, Any]]) -> list[str]:
         try:
@@ -206,8 +205,7 @@ class RowChat:
         """The token that begins a user's message after an answer, and that of a tool's result after a call."""
         asked = {"role": "user", "content": ASKED}
         said = {"role": "assistant", "content": SAID}
-        call, result = probe_calls(["call_0"], ["pRobe8474"]), probe_result("call_0")
-        return {False: self._begins([asked, said, asked]), True: self._begins([asked, call, result])}
+        return {False: self._begins([asked, said, asked]), True: self._begins([asked, CALL, RESULT])}
 
     def _begins(self, probe: Sequence[Mapping[str, Any]]) -> str:
         try:
