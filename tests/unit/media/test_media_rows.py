@@ -11,7 +11,7 @@ from nemorl.config.models import PolicyConfig
 from nemorl.errors import DataError
 from nemorl.media import is_media, media_runs, shown_names
 from nemorl_rl.chat.codec import Spoken, codec_of
-from nemorl_rl.chat.conversation import Conversation
+from nemorl_rl.chat.conversation import Conversation, _is_same
 from nemorl_rl.chat.media import shown_parts, with_media
 from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.data.encoding import encode_pair, encode_row
@@ -121,6 +121,13 @@ def test_a_conversation_goes_on_after_an_image_as_it_was_sampled() -> None:
     more = codec.extend(Spoken(whole[:2], first, answer), whole[2:], ())
     assert more is not None
     assert (*first, *answer, *more) == codec.render(whole, ())
+
+
+def test_an_answer_into_which_a_client_has_put_an_image_is_another() -> None:
+    said = {"role": "assistant", "content": "a cat"}
+    seen, same = ([{**said, "content": content}] for content in ([picture(ONE)], [{"type": "text", "text": "a cat"}]))
+    found = [_is_same(said, plain_messages(echo, tokenizer().family)[0]) for echo in (seen, same)]
+    assert found == [False, True]
 
 
 def test_the_same_words_about_another_image_are_not_recognised() -> None:
