@@ -13,9 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nemorl_rl.planning.memory.head import Head, head_buffers, scored_logits
-from nemorl_rl.planning.memory.hosted import UPDATE, rested
 from nemorl_rl.planning.memory.models import HeldModel
-from nemorl_rl.planning.memory.parts import Moments, Moved, Part, Parts, count, total
+from nemorl_rl.planning.memory.parts import UPDATE, Moments, Moved, Part, Parts, count, rested, total
 
 from nemorl_dtensor.activations import per_token
 from nemorl_dtensor.config import method_of

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from nemorl_rl.planning.memory.describing import PerToken
 from nemorl_rl.planning.memory.head import Head, head_buffers, scored_logits
-from nemorl_rl.planning.memory.hosted import rested
 from nemorl_rl.planning.memory.models import HeldModel
-from nemorl_rl.planning.memory.parts import Moments, Part, count, total
+from nemorl_rl.planning.memory.parts import Moments, Part, count, rested, total
 
 if TYPE_CHECKING:
     from nemorl_megatron.config import MegatronConfig

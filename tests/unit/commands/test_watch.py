@@ -112,12 +112,13 @@ def sample(index: int, response: str) -> Sample:
 
 def test_a_run_shows_as_many_responses_as_asked_for_from_different_groups() -> None:
     shown: list[str] = []
-    Completions(2, shown.append).on_rollout_end(3, Samples([sample(i // 4, f"response {i}") for i in range(8)]))
+    trainer: Any = SimpleNamespace(run=SimpleNamespace(console=SimpleNamespace(message=shown.append)))
+    Completions(2).on_rollout_end(trainer, 3, Samples([sample(i // 4, f"response {i}") for i in range(8)]))
     assert shown == [
         "step 3: reward 1, 1 tokens, cut off\n  prompt    prompt 0\n  response  response 0",
         "step 3: reward 1, 1 tokens, cut off\n  prompt    prompt 1\n  response  response 4",
     ]
-    Completions(0, shown.append).on_rollout_end(4, Samples([sample(0, "none")]))
+    Completions(0).on_rollout_end(trainer, 4, Samples([sample(0, "none")]))
     assert len(shown) == 2
 
 

@@ -57,6 +57,14 @@ def test_what_the_turns_do_not_account_for_is_paid_at_the_last() -> None:
     assert credited([episode(1.0, 0.0, reward=1.5), episode(0.0, 0.0)]) == [[0.75, 0.25], [-0.75, -0.25]]
 
 
+def test_what_an_answer_that_is_context_earned_is_left_for_the_last() -> None:
+    # P a E c: c was sampled within a schema and was paid 0.5, of 1.5 in all. It has no place, as it is not trained.
+    mask, places = (False, True, False, False), (TurnPlace(0, 1, 2),)
+    sample = PlacedSample(Prompt(0, "p", (0,)), (0, 1, 2, 3), mask, (0.0,) * 4, Score(1.5), "", "stop",
+                          turn_rewards=((1, 1.0), (3, 0.5)), turn_places=places)  # fmt: skip
+    assert returns_to_go(sample, 1.5, discount=1.0) == [1.5]
+
+
 def test_rewards_of_whole_episodes_with_as_many_turns_are_grpo() -> None:
     rewards = (1.0, 0.0, 0.25)
     samples = [replace(episode(0.0, 0.0, reward=reward), turn_rewards=()) for reward in rewards]

@@ -11,8 +11,8 @@ from nemorl.config.models import PolicyConfig
 from nemorl.errors import DataError
 from nemorl.media import is_media, media_runs, shown_names
 from nemorl_rl.chat.codec import Spoken, codec_of
-from nemorl_rl.chat.conversation import Conversation
-from nemorl_rl.chat.media import shown_parts
+from nemorl_rl.chat.conversation import Conversation, _is_same
+from nemorl_rl.chat.media import shown_parts, with_media
 from nemorl_rl.chat.messages import plain_messages
 from nemorl_rl.data.encoding import encode_pair, encode_row
 from nemorl_rl.data.tokenizer import Tokenizer
@@ -26,6 +26,7 @@ from recorded_messages import Raises
 
 ONE, TWO = drawing(1).data, drawing(2).data
 TEXT = {"type": "text", "text": "what?"}
+ANSWER = {"role": "assistant", "content": "2"}
 
 
 @cache
@@ -122,6 +123,13 @@ def test_a_conversation_goes_on_after_an_image_as_it_was_sampled() -> None:
     assert (*first, *answer, *more) == codec.render(whole, ())
 
 
+def test_an_answer_into_which_a_client_has_put_an_image_is_another() -> None:
+    said = {"role": "assistant", "content": "a cat"}
+    seen, same = ([{**said, "content": content}] for content in ([picture(ONE)], [{"type": "text", "text": "a cat"}]))
+    found = [_is_same(said, plain_messages(echo, tokenizer().family)[0]) for echo in (seen, same)]
+    assert found == [False, True]
+
+
 def test_the_same_words_about_another_image_are_not_recognised() -> None:
     from nemorl.types import Completion
 
@@ -153,6 +161,23 @@ def test_the_same_words_about_another_image_are_not_recognised() -> None:
 def test_what_cannot_be_shown_is_refused(row: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
         to_prompt(row, 0, tokenizer())
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [{"role": "system", "content": "Look."}], "image": ONE},
+        {"chosen": [*asked(TEXT), ANSWER], "rejected": [*asked(TEXT), ANSWER], "images": [ONE]},
+    ],
+)
+def test_an_item_that_no_message_of_a_user_can_hold_is_not_lost(row: dict[str, Any], raises: Raises) -> None:
+    with raises(DataError, "user"):
+        with_media(row, tokenizer().family)
+
+
+def test_an_item_may_stand_alone_in_a_message() -> None:
+    row = with_media({"prompt": [{"role": "user", "content": None}], "image": ONE}, tokenizer().family)
+    assert [part["type"] for part in row["prompt"][0]["content"]] == ["image"]
 
 
 @pytest.mark.parametrize("row", SAME)

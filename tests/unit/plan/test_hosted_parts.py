@@ -12,9 +12,8 @@ from nemorl_insight.plan.seconds import step_time
 from nemorl_megatron import MegatronConfig
 from nemorl_rl.models.model_geometry import Geometry
 from nemorl_rl.planning.devices import parse_fleet
-from nemorl_rl.planning.memory.hosted import rested
 from nemorl_rl.planning.memory.models import HeldModel
-from nemorl_rl.planning.memory.parts import Moments, Part, total
+from nemorl_rl.planning.memory.parts import Moments, Part, rested, total
 from nemorl_rl.planning.memory.scene import Scene
 from nemorl_rl.planning.memory.work import Work
 

@@ -102,6 +102,11 @@ def test_a_pattern_watches_each_metric_by_itself() -> None:
     assert raised == ["train/reward/a"]
 
 
+def test_a_pattern_that_fits_everything_passes_over_text() -> None:
+    watching = Watching({"any": Rule(metric="<name>", above=0.0)})
+    assert [alert.metric for alert, _ in watching.take({"causes": "reset: no sandbox", "lowest": 1.0}, 1)] == ["lowest"]
+
+
 def test_json_has_null_for_what_is_not_finite() -> None:
     ((alert, is_raised),) = Watching(BUILTIN).take({"train/loss": None}, 7)
     assert (alert.rule, alert.step, is_raised) == ("loss_not_finite", 7, True)

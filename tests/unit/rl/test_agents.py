@@ -30,6 +30,7 @@ from nemorl_rl.agents.contract import (
     EpisodePolicy,
 )
 from nemorl_rl.agents.record import Call, sequences, to_sample
+from nemorl_rl.agents.turns import FreeTurns
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, WeightedEnvironment
 from nemorl_rl.policy_gradient.loss import ClippedPolicyGradientLoss
@@ -38,6 +39,7 @@ from nemorl_rl.serving.generation_policy import GenerationPolicy, RequestLimits
 from nemorl_rl.serving.requests import NamedRequests, TimedSample
 from nemorl_tensors import TokenBatch
 from recorded_messages import Raises
+from scripted_policy import ScriptedPolicy
 
 NO_TIME = Span(0.0, 0.0)
 Rollout = Callable[[Prompt, EpisodePolicy], Awaitable[float | Score | None]]
@@ -562,6 +564,25 @@ def test_free_turns_keep_to_the_time_of_an_answer(tokenizer: Tokenizer) -> None:
     for samples in both_ways(tokenizer, Slow(), timeout_s=0.3):
         assert [sample.reward for sample in samples] == [1.0, 1.0, 0.0, 0.0]
         assert samples[-1].score.metrics["environment_timeout"] == 1.0
+
+
+def test_a_conversation_that_begins_slowly_holds_up_no_other(tokenizer: Tokenizer) -> None:
+    both = threading.Barrier(2)
+
+    class Meeting(Environment):
+        def start(self, prompt: Prompt) -> Episode:
+            both.wait(10.0)
+            return super().start(prompt)
+
+        def score(self, prompt: Prompt, response: str) -> float:
+            return 1.0
+
+    free, prompt = FreeTurns(Meeting(), tokenizer, max_turns=1, timeout_s=10.0), Prompt(0, "1+1=", (5, 6))
+
+    async def play() -> list[Score]:
+        return await asyncio.gather(*(free.rollout(prompt, ScriptedPolicy()) for _ in range(2)))
+
+    assert [score.reward for score in asyncio.run(play())] == [1.0, 1.0]
 
 
 # Rewards that are given while an episode runs

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nemorl
@@ -63,6 +65,21 @@ def test_a_validation_that_failed_is_no_lack_of_improvement() -> None:
     assert trainer.reasons == []
     stopping.on_validation_end(trainer, 6, worse)
     assert trainer.reasons == ["accuracy has not improved for 2 validations"]
+
+
+def test_a_metric_that_is_no_number_is_no_best_and_counts_alike_after_a_resume(tmp_path: Path) -> None:
+    values = [math.nan, 0.5, math.nan, 0.5]
+    stopping, trainer = EarlyStopping("accuracy", patience=3), Trainer()
+    for step, value in enumerate(values):
+        stopping.on_validation_end(trainer, step, {"accuracy": value})
+    records = [{"validation/accuracy": None if math.isnan(value) else value} for value in values]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    resumed = EarlyStopping("accuracy", patience=3)
+    resumed.on_fit_begin(SimpleNamespace(run=SimpleNamespace(path=tmp_path)))
+    assert trainer.reasons == []
+    for one in (stopping, resumed):  # the third without a new best
+        one.on_validation_end(trainer, 4, {"accuracy": 0.5})
+    assert len(trainer.reasons) == 2
 
 
 # Checkpoints

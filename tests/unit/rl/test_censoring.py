@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
-from nemorl.types import Outcome, Prompt, Sample, Samples, Score
+from nemorl.types import Branch, Outcome, Prompt, Sample, Samples, Score
 from nemorl_rl.policy_gradient.advantages import over_valid
 from nemorl_rl.rollouts.outcomes import OutcomeTable, expected_below
 from recorded_messages import Raises
@@ -73,6 +74,13 @@ def test_a_group_is_settled_with_expected_rewards() -> None:
     assert [one.score.valid for one in found] == [True] * 5 + [False]  # without a verdict there is no bound
     assert (found[1].score.metrics, found[1].score.components) == ({"reward_bound": 0.6}, {})
     assert [one.reward for one in OutcomeTable(environment_timeout="partial").settled(group)][1] == 0.6
+
+
+def test_no_turn_of_an_episode_that_gets_what_is_expected_keeps_its_own() -> None:
+    branch = Branch((1, 3), (False, True), (0.0, -1.0), turn_rewards=((1, 0.6),))
+    late = replace(ended(0.6, LATE), turn_rewards=((1, 0.2),), branches=(branch,))
+    _, found = OutcomeTable(**UPPER).settled([ended(0.4), late])
+    assert (found.reward, [part.turn_rewards for part in found.sequences]) == (0.4, [(), ()])
 
 
 def test_a_number_is_the_bound_of_all_time_outs() -> None:

@@ -205,6 +205,7 @@ def test_the_marks_are_those_that_the_template_writes() -> None:
         "[add(a={1})]",
         "[add(a=b'x')]",
         "[add(a=1j)]",
+        "[add(**{'a': 1})]",
     ],
 )
 def test_arguments_that_only_python_can_hold_are_no_call(body: str, raises: Raises) -> None:

@@ -91,6 +91,21 @@ def test_when_all_have_died_the_call_waits_for_the_first_that_is_back() -> None:
     fleet.shutdown()
 
 
+def test_a_batch_that_finds_no_engine_waits_for_one_and_is_not_answered_with_nothing() -> None:
+    yard = Yard(1)
+    fleet = yard.fleet(1)
+    policy = GenerationPolicy(fleet, fleet.await_engine)
+    yard.processes[0].kill()
+    with pytest.raises(WorkerLostError):
+        fleet.call(GenerationBackend.update_weights, handle(1), 1)
+    assert (states(fleet), fleet.data_parallel_size) == (["lost"], 0)
+    with ThreadPoolExecutor(1) as pool:
+        answers = pool.submit(answered, policy, 0, 1)
+        tended(fleet, answers.done)
+        assert answers.result() == [[((0,), 1)], [((1,), 1)]]
+    fleet.shutdown()
+
+
 def test_an_engine_that_dies_again_and_again_is_given_up_and_the_last_one_ends_the_run(raises: Raises) -> None:
     yard = Yard(1)
     fleet = yard.fleet(1, max_restarts=2)

@@ -144,6 +144,16 @@ def test_closing_closes_every_part() -> None:
     WeightedEnvironment(parts).close()
     assert [part.closed for part in parts.values()] == [1, 1]
 
+    class Broken(Closing):
+        def close(self) -> None:
+            super().close()
+            raise BrokenPipeError("it hangs")
+
+    several = [Broken(), Closing(), Broken()]
+    with pytest.raises(BrokenPipeError):
+        WeightedEnvironment(dict(zip("abc", several, strict=True))).close()
+    assert [part.closed for part in several] == [1, 1, 1]
+
 
 # Chains
 

@@ -116,6 +116,11 @@ def test_a_part_of_a_score_that_is_not_finite_names_environment_part_and_row(par
         assert word in caught.value.message
 
 
+def test_what_a_turn_earned_is_finite(raises: Raises) -> None:
+    with raises(ForeignError, "turn", "nan"):
+        step(RewardFunction(lambda prompt, response: Score(1.0, turn_rewards=(1.0, float("nan")))), ["x"])
+
+
 def _ways_to_raise(error: BaseException) -> dict[str, Any]:
     def batched(prompts: list[str], responses: list[str]) -> list[float]:
         raise error
@@ -631,3 +636,18 @@ def test_closing_the_pool_closes_the_environment() -> None:
     environment = ByName()
     EnvironmentPool(environment).close()
     assert environment.closed == 1
+
+
+def test_the_event_loop_of_a_pool_ends_also_where_its_environment_cannot_be_closed() -> None:
+    class Broken(ByName):
+        def close(self) -> None:
+            raise BrokenPipeError("it hangs")
+
+    pool = EnvironmentPool(Broken())
+    loop = pool.running_loop().loop
+    with pytest.raises(BrokenPipeError):
+        pool.close()
+    end = time.monotonic() + 30.0
+    while not loop.is_closed():
+        assert time.monotonic() < end
+        time.sleep(0.001)

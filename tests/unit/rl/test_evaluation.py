@@ -17,14 +17,15 @@ from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigError, DataError, UsageError
 from nemorl.resources.local import LocalWorkerGroup
 from nemorl.resources.worker import WorkerContext
-from nemorl.types import Completion, GenerationRequest, Prompt, Sample, SamplingParams, Score, Step
+from nemorl.types import Completion, GenerationRequest, Prompt, Sample, Samples, SamplingParams, Score, Step
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.environments import EnvironmentPool, RewardFunction
 from nemorl_rl.evaluation.evaluation import (
+    Evaluation,
     Evaluator,
+    _combined,
     eval_record,
     evaluate,
-    evaluate_config,
     held_out_rows,
     measure,
 )
@@ -229,17 +230,22 @@ def config(model: Path, **changes: Any) -> Any:
     )
 
 
+def evaluated(settings: Any) -> Evaluation:
+    with Evaluator(settings) as evaluator:
+        return evaluator.evaluate(held_out_rows(settings))
+
+
 def test_a_config_is_evaluated_without_a_training_policy(tiny_model: Path) -> None:
-    evaluation = evaluate_config(config(tiny_model))
+    evaluation = evaluated(config(tiny_model))
     assert len(evaluation.samples) == 4
     assert all(math.isfinite(value) for value in evaluation.metrics.values())
-    assert evaluate_config(config(tiny_model)).metrics == evaluation.metrics
+    assert evaluated(config(tiny_model)).metrics == evaluation.metrics
 
 
 def test_evaluation_without_held_out_rows_is_refused(tiny_model: Path, raises: Raises) -> None:
     data = {"name": "arithmetic", "max_digits": 1, "num_train": 20, "num_validation": 0}
     with raises(DataError):
-        evaluate_config(config(tiny_model, data=data))
+        held_out_rows(config(tiny_model, data=data))
 
 
 def test_several_seeds_give_a_mean_and_its_standard_error(tiny_model: Path) -> None:
@@ -263,6 +269,14 @@ def test_several_seeds_give_a_mean_and_its_standard_error(tiny_model: Path) -> N
     assert three.standard_errors["avg_length"] == pytest.approx(deviation / math.sqrt(3))
     assert set(three.standard_errors) == set(three.metrics)
     assert one.standard_errors == {}
+
+
+def test_seeds_count_together_whichever_of_them_failed() -> None:
+    whole, half, none = {"accuracy": 0.5}, {"accuracy": 1.0, "failed_frac": 0.5}, {"failed_frac": 1.0}
+    for order in itertools.permutations([whole, half, none]):
+        found = _combined([Evaluation(metrics, Samples([])) for metrics in order])
+        assert found.metrics == {"accuracy": 0.75, "failed_frac": 0.5}  # (0 + 0.5 + 1) / 3
+        assert found.standard_errors["accuracy"] == pytest.approx(0.25)
 
 
 def test_seeds_of_a_greedy_evaluation_are_refused(tiny_model: Path, raises: Raises) -> None:

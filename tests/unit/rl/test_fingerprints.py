@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import operator
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -195,6 +196,10 @@ def test_what_a_reward_reaches_in_its_module_counts(
     expected = is_seen if isinstance(is_seen, bool) else (name != "half" if is_seen == "Scale" else name == is_seen)
     assert [*before] == [*after]
     assert (before != after) == expected
+
+
+def test_what_is_compiled_has_no_source() -> None:
+    assert code_fingerprints(["math", print, operator.itemgetter(0)]) == {}
 
 
 def test_rewards_are_found_wherever_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,3 +143,7 @@ def test_data_to_validate_on_is_used_whole_where_it_has_no_split_for_that() -> N
     rows = held_out_rows_of({"a": table("a", 1), "b": table("b", 2)})
     assert isinstance(rows, RowSets)
     assert [row["prompt"] for row in rows] == ["a0", "b0", "b1"]
+
+
+def test_no_sets_have_no_rows() -> None:
+    assert (len(RowSets({})), list(RowSets({}))) == (0, [])

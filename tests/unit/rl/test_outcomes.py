@@ -7,8 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 import torch
@@ -94,6 +96,16 @@ class RefusalError(Exception):
         self.response = type("Response", (), {"status_code": status})
 
 
+class StatusError(Exception):
+    """As aiohttp tells of an answer."""
+
+    __module__ = "aiohttp"
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the server answered {status}")
+        self.status = status
+
+
 def caused(error: Exception, cause: Exception) -> Exception:
     error.__cause__ = cause
     return error
@@ -108,6 +120,10 @@ def caused(error: Exception, cause: Exception) -> Exception:
         (RefusalError(503), True),
         (RefusalError(429), True),
         (RefusalError(404), False),
+        (HTTPError("http://judge", 503, "full", Message(), None), True),  # as urllib tells of an answer
+        (HTTPError("http://judge", 404, "gone", Message(), None), False),
+        (StatusError(502), True),
+        (StatusError(401), False),
         (caused(ValueError("no JSON"), ConnectionError("cut off")), True),
         (caused(ForeignError("environment x raised"), ConnectionError("cut off")), True),
         (KeyError("answer"), False),

@@ -16,10 +16,10 @@ from nemorl.types import Samples
 from nemorl_cli.console import Console
 from nemorl_rl.callbacks import Callback
 from nemorl_rl.data.encoding import encode_row
-from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.data.tokenizer import Tokenizer, context_tokens, end_token_ids
 from nemorl_tensors.engines.model_folder import save_tokenizer
 from recorded_messages import Raises
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 MESSAGES = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
 SHOUTING = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }};{% endfor %}"
@@ -180,3 +180,13 @@ def test_rollouts_and_the_exported_model_use_the_runs_template(tiny_model: Path,
     assert set(seen) == {tuple(plain.encode_observation("1+1==0"))}
     exported = Tokenizer.load(str(tmp_path / "run/model"))
     assert tuple(exported.encode_prompt(MESSAGES[:1])) == seen[0]
+
+
+def test_the_home_directory_may_begin_a_models_name(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_model, tmp_path / "model")
+    GenerationConfig(eos_token_id=[2, 7]).save_pretrained(tmp_path / "model")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert 7 in end_token_ids("~/model", Tokenizer.load("~/model"))
+    assert context_tokens("~/model") == 1024

@@ -22,6 +22,7 @@ from nemorl.config.models import GenerationConfig
 from nemorl.config.run import RunConfig
 from nemorl.contracts.environment import Environment
 from nemorl.errors import ConfigError, ForeignError, UsageError
+from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import registry
 from nemorl.resources.preflight import launch_problems
 from nemorl.types import Prompt
@@ -31,7 +32,7 @@ from nemorl_rl.data.rows import RowDataModule
 from nemorl_rl.environments import RewardFunction, WeightedEnvironment
 from nemorl_rl.evaluation.evaluation import Evaluator
 from nemorl_rl.evaluation.generating import respond
-from nemorl_rl.models.hub_models import absent_models
+from nemorl_rl.models.hub_models import absent_models, require_model
 from nemorl_rl.rollouts.rehearsal import rehearse, reward_problems
 from recorded_messages import Raises
 
@@ -84,6 +85,12 @@ def test_a_model_that_is_nowhere_is_named_without_the_network() -> None:
     assert "there is no folder 'models/nope', it is not in the cache" in message
     assert "HF_HUB_OFFLINE is set" in message
     assert "config.json" in fix
+
+
+@pytest.mark.parametrize("name", ["org/a--b", "org/a..b", "org/a.git", "x" * 120, "x" * 300])
+def test_a_name_that_the_hub_does_not_allow_is_refused_like_one_that_is_nowhere(name: str, raises: Raises) -> None:
+    with raises(ConfigError, "hub", path="model"):
+        require_model(name)
 
 
 def test_all_that_loads_a_model_refuses_one_that_is_nowhere_before_it_tries_to_download(raises: Raises) -> None:
@@ -286,6 +293,31 @@ def test_fit_checks_before_it_loads_the_model(tiny_model: Path, tmp_path: Path, 
     # Nothing but the event is left: the directory counts as a run once config.yaml is in it.
     assert not (tmp_path / "r/config.yaml").exists()
     assert '"event": "failed"' in (tmp_path / "r/events.jsonl").read_text()
+
+
+def test_an_environment_that_a_run_builds_is_closed_also_where_it_ends_before_anything_loads(
+    tiny_model: Path, tmp_path: Path, raises: Raises
+) -> None:
+    closed = []
+
+    class Serving(Environment):
+        needs_columns = frozenset({"gold"})
+
+        def close(self) -> None:
+            closed.append(self)
+
+    class ServingConfig(EnvironmentConfig):
+        """Options of it."""
+
+        def build(self) -> Environment:
+            return Serving()
+
+    settings = {"model": str(tiny_model), "policy": {"init": "random"}, "run_dir": str(tmp_path / "r")}
+    trainer = validate(registry().load("algorithms", "grpo"), settings).build()
+    for given, count in ((ServingConfig(), 1), (Serving(), 1)):  # what the caller made is the caller's until it is used
+        with raises(ConfigError, "gold", path="data"):
+            trainer.fit([ROW], given, console=Console(quiet=True))
+        assert len(closed) == count
 
 
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["train", "dry run"])

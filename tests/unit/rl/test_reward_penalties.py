@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError, UsageError
 from nemorl.types import Branch, Prompt, Sample, Score
+from nemorl_rl.agents.seats import SeatScores, seat_scores
 from nemorl_rl.data.tokenizer import Tokenizer
 from nemorl_rl.rollouts.messages import parts
 from nemorl_rl.rollouts.reward_penalties import PenaliseEpisodes, RewardPenalties
@@ -73,6 +75,15 @@ def test_all_sequences_of_an_episode_are_looked_at() -> None:
     # As a part of a prompt the token is nobody's fault.
     seen = Branch((UNWANTED, 4), (False, True), (0.0, -1.0))
     assert penalise(unwanted_tokens=[UNWANTED])(sample(4, CLOSE, 5, branches=(seen,))).reward == 0.8
+
+
+def test_nothing_that_a_turn_or_a_seat_of_a_faulty_episode_earned_is_left() -> None:
+    judge = penalise(unwanted_tokens=[UNWANTED])
+    branch = Branch((0, UNWANTED), (False, True), (0.0, -1.0), turn_rewards=((1, 0.3),))
+    found = judge(sample(4, CLOSE, 5, turn_rewards=((4, 0.5),), branches=(branch,)))
+    assert [part.turn_rewards for part in found.sequences] == [(), ()]
+    played = judge(replace(sample(UNWANTED), score=seat_scores({"white": 1.0, "black": -1.0})))
+    assert (played.reward, isinstance(played.score, SeatScores)) == (0.0, False)
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,18 @@ def test_a_seat_has_its_own_turns_and_its_own_end() -> None:
     assert black.turn_places == (TurnPlace(0, 1, 2, is_cut=True),)
 
 
+def test_each_sequence_of_a_seat_knows_the_weights_of_its_tokens() -> None:
+    def made_by(number: int, prompt: tuple[int, ...], *versions: int) -> Call:
+        starts = tuple(range(len(versions)))
+        answer = Completion((7,) * len(versions), (-0.5,) * len(versions), "stop", versions, starts)
+        return Call(number, prompt, answer, seat="white")
+
+    sample = made([made_by(0, (1,), 3), made_by(1, (2,), 4, 5)], seat_scores({"white": 1.0}))
+    (white,) = by_seat(Samples([sample]))
+    assert [part.token_versions for part in white.sequences] == [(3, 3), (3, 4, 5)]
+    assert [part.token_versions for part in white.sequences] == [part.token_versions for part in sample.sequences]
+
+
 def test_each_seat_weighs_as_much_in_the_loss() -> None:
     # White answers three times in three sequences, black once: a seat is what an episode is without seats.
     calls = [call(n, (1, n), 5, "white") for n in range(3)] + [call(3, (2,), 6, "black")]

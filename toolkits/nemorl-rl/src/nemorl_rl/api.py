@@ -1,7 +1,7 @@
 """The short ways: one call from a model and data to a trained model, and the trainer of any algorithm by name.
 
 Everything here is sugar for ``SomeConfig(...).build().fit(...)``. What may be given as data and as reward is described
-in ``sources``; the loop itself is in ``trainer``.
+in ``environments.sources``; the loop itself is in ``nemorl.trainer``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def train(
 
     Args:
         model: Hugging Face name, local folder, or a ``transformers.PreTrainedModel``.
-        dataset: A dataset's name or path, rows, a ``datasets.Dataset`` or a ``DataModule`` (see ``sources``). Unset:
+        dataset: A dataset's name or path, rows, a ``datasets.Dataset`` or a ``DataModule``. Unset:
             the ``data`` knob.
         reward_fn: ``f(prompt, response) -> float``, TRL's ``f(completions, **columns) -> list[float]``, an environment,
             or several in a list or dict; required where the algorithm samples, unless the ``environment`` knob is set.

@@ -7,6 +7,7 @@ with the same manager as hook plugins; :class:`nemorl.plugins.hooks.HookSpecs` d
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -63,14 +64,13 @@ class EarlyStopping(Callback):
     ) -> None:
         self.metric, self.threshold, self.patience, self.min_delta = metric, threshold, patience, min_delta
         self._sign = 1.0 if higher_is_better else -1.0
-        self._best: float | None = None
-        self._since_best = 0
+        self._best, self._since_best = -self._sign * math.inf, 0
 
     def on_fit_begin(self, trainer: Any) -> None:
-        self._best, self._since_best = None, 0
+        self._best, self._since_best = -self._sign * math.inf, 0
         for record in read_jsonl(trainer.run.path / "metrics.jsonl"):
-            if (value := record.get(f"validation/{self.metric}")) is not None:
-                self._count(value)
+            if (name := f"validation/{self.metric}") in record:
+                self._count(record[name])
 
     def on_validation_end(self, trainer: Any, step: int, metrics: Mapping[str, float]) -> None:
         if metrics.get("failed_frac") == 1.0:
@@ -87,10 +87,12 @@ class EarlyStopping(Callback):
         elif self.patience is not None and self._since_best >= self.patience:
             trainer.stop(f"{self.metric} has not improved for {self.patience} validations")
 
-    def _count(self, value: float) -> None:
-        is_best = self._best is None or self._sign * (value - self._best) > self.min_delta
-        self._since_best = 0 if is_best else self._since_best + 1
-        self._best = value if is_best else self._best
+    def _count(self, value: float | None) -> None:
+        """NaN, for which records have ``None``, is better than nothing."""
+        if value is not None and self._sign * (value - self._best) > self.min_delta:
+            self._best, self._since_best = value, 0
+        else:
+            self._since_best += 1
 
 
 class CheckpointCallback(Callback):
@@ -121,19 +123,25 @@ class CheckpointCallback(Callback):
             checkpoints.config = checkpoints.config.model_copy(update={"keep_last": self.keep})
 
     def on_step_end(self, trainer: Any, step: int) -> None:
-        validation = trainer.config.validation.every
-        will_validate = validation > 0 and step % validation == 0 and trainer.run.held_out is not None
-        if not will_validate and self._is_mine(trainer, step):
-            trainer.save()
+        if not is_validated(trainer, step) and step % self.every == 0:
+            save_beside(trainer, step)
 
     def on_validation_end(self, trainer: Any, step: int) -> None:
-        if step > 0 and self._is_mine(trainer, step):
-            trainer.save()
+        if step % self.every == 0:
+            save_beside(trainer, step)
 
-    def _is_mine(self, trainer: Any, step: int) -> bool:
-        """Due, and not saved by the run itself."""
-        own = trainer.config.checkpoint.every
-        return step % self.every == 0 and step < trainer.total_steps and not (own > 0 and step % own == 0)
+
+def is_validated(trainer: Any, step: int) -> bool:
+    """A validation comes after the end of this step."""
+    every = trainer.config.validation.every
+    return bool(every > 0 and step % every == 0 and trainer.run.held_out is not None)
+
+
+def save_beside(trainer: Any, step: int) -> None:
+    """Write a checkpoint of this step, unless the run itself writes one after it."""
+    every = trainer.config.checkpoint.every
+    if 0 < step < trainer.total_steps and not (every > 0 and step % every == 0):
+        trainer.save()
 
 
 class LoggerCallback(Callback):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -86,6 +87,8 @@ class RolloutTrainer(BaseTrainer[R]):
         self._step_began_s = time.monotonic()
         """When the present step began"""
         self._scorer: RewardSource | None = config.environment
+        self._until_pooled = ExitStack()
+        """Closes an environment that was built from a config, in a run that ends before a pool does"""
         self.receipts: WeightReceipts | None = None
         """Of the weights that the generator was given."""
         self._sync_bytes: int | None = None
@@ -225,7 +228,8 @@ class RolloutTrainer(BaseTrainer[R]):
             Metrics, history and the run directory.
         """
         self._scorer = reward_fn if reward_fn is not None else self.config.environment
-        return super().fit(dataset, **options)
+        with self._until_pooled:
+            return super().fit(dataset, **options)
 
     def missing_inputs(self, source: DataSource | None) -> Iterator[ConfigIssue]:
         yield from super().missing_inputs(source)
@@ -235,6 +239,8 @@ class RolloutTrainer(BaseTrainer[R]):
         environment = as_environment(self._scorer)
         assert environment is not None, "missing_inputs says so, where an algorithm needs one"
         self.environment = environment
+        if isinstance(self._scorer, EnvironmentConfig | str):
+            self._until_pooled.callback(environment.close)
 
     def preflight(self) -> Iterator[ConfigIssue]:
         row = self.data.first_row if isinstance(self.data, RowDataModule) else None
@@ -277,12 +283,9 @@ class RolloutTrainer(BaseTrainer[R]):
 
         return {
             "nemorl-rl:remarks": Remarks(),
-            "nemorl-rl:completions": Completions(self.config.records.print_completions, self._show),
+            "nemorl-rl:completions": Completions(self.config.records.print_completions),
             **draft_hooks(self.config.generation.backend),
         }
-
-    def _show(self, text: str) -> None:
-        self.run.console.message(text)
 
     def build_parts(self) -> None:
         """Start the generator, and what collects and scores its responses."""
@@ -294,6 +297,7 @@ class RolloutTrainer(BaseTrainer[R]):
         with run.loading():
             self.generation = self.resources.generation_policy()
         pool = run.own(EnvironmentPool.from_config(self.environment, config.rollouts), "close")
+        self._until_pooled.pop_all()
         limit = config.policy.max_sequence_tokens
         penalties = config.rollouts.reward_penalties
         penalise = None if penalties is None else PenaliseEpisodes.of(penalties, self.tokenizer)

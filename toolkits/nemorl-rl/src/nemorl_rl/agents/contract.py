@@ -151,7 +151,7 @@ class EpisodePolicy(Protocol):
             options: What differs from the run's sampling.
 
         Raises:
-            ConstraintError: The engine cannot constrain sampling so (``nemorl_rl.serving.constraints``).
+            ConstraintError: The engine cannot constrain sampling to ``json_schema``.
             ContextOverflowError: There is no room for an answer.
             CallLimitError: The episode has had its answers.
             EpisodeClosedError: The episode has ended.
@@ -256,7 +256,7 @@ REMEDY = (
 
 
 class ConstraintError(UsageError):
-    """The engine cannot constrain its sampling so.
+    """The engine cannot constrain its sampling to a schema.
 
     Example:
         >>> issubclass(ConstraintError, ValueError)

@@ -149,12 +149,11 @@ def _first_routes(before: Routes | None, answer: Routes | None, tokens: int) -> 
     return found
 
 
-def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list[Branch]:
+def sequences(calls: Iterable[Call]) -> list[Branch]:
     """The token sequences of an episode, in the order in which they were begun.
 
     Args:
         calls: In any order; they are taken by number.
-        turn_rewards: What the first of them earned, in order.
 
     Example:
         >>> first = Call(0, (1, 2), Completion((3,), (-0.1,), "stop"))
@@ -164,7 +163,7 @@ def sequences(calls: Iterable[Call], turn_rewards: Sequence[float] = ()) -> list
         [((1, 2, 3, 4, 5), (False, False, True, False, True)), ((1, 2, 3, 4, 6), (False, False, False, False, True))]
     """
     ordered = sorted(calls, key=lambda call: call.number)
-    return [sequence.branch() for sequence in _sequences(ordered, turn_rewards)]
+    return [sequence.branch() for sequence in _sequences(ordered, ())]
 
 
 def _sequences(calls: Sequence[Call], turn_rewards: Sequence[float]) -> list[_Sequence]:

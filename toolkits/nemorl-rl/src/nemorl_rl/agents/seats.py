@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from nemorl.contracts.environment import as_score
 from nemorl.errors import ConfigIssue, UsageError
@@ -25,9 +25,6 @@ from nemorl_rl.agents.contract import (
     PassedOnPolicy,
     ToolChoice,
 )
-
-if TYPE_CHECKING:
-    pass
 
 SeatUse = Literal["untrained", "frozen"]
 """``untrained``: the policy as it is plays the seat, and learns nothing from it. ``frozen``: its initial weights do."""
@@ -207,18 +204,18 @@ class Seated(PassedOnPolicy):
         return replace(options, seat=seat, is_trained=options.is_trained and role_of(seat) not in self._untrained)
 
 
-def seat_problems(seats: Mapping[str, SeatUse], path: str = "seats") -> Iterator[ConfigIssue]:
-    """Seats of a config that no engine can play as it says."""
+def seat_problems(seats: Mapping[str, SeatUse]) -> Iterator[ConfigIssue]:
+    """Seats of a config's section ``seats`` that no engine can play as it says."""
     for role, use in seats.items():
         if "/" in role:
-            yield ConfigIssue(f"{path}.{role}", "a role is named, and this is one of its seats", f"say {role_of(role)}")
+            yield ConfigIssue(f"seats.{role}", "a role is named, and this is one of its seats", f"say {role_of(role)}")
         if use == "frozen":
             what = (
                 "no engine keeps the initial weights beside those that learn: `snapshots` holds the newest versions, "
                 "and drops the first ones"
             )
             fix = "say untrained (the policy as it is plays the seat), or give the seat a model of its own"
-            yield ConfigIssue(f"{path}.{role}", what, fix)
+            yield ConfigIssue(f"seats.{role}", what, fix)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -42,7 +42,7 @@ class FreeTurns(Environment):
     async def rollout(self, prompt: Prompt, policy: EpisodePolicy) -> Score:
         require_first_words(prompt, self.owner)
         try:
-            episode = self._environment.start(prompt)
+            episode = await in_thread(self._environment.start, prompt)
         except Exception as error:
             return score_of(error, "reset")
         told, media, scores = list(prompt.token_ids), list(prompt.media), list[Score]()

@@ -1,7 +1,8 @@
 """The hook ``alerts``: takes every record of metrics, raises alerts, and does what their rules ask for.
 
 What the rules have seen is not saved: a run that resumes reads it from ``metrics.jsonl`` again, which is cut where the
-run goes back. So it raises the same alerts at the same steps as one that was never interrupted.
+run goes back. So it raises the same alerts at the same steps as one that was never interrupted; but for rules on what
+is judged and not logged (``rollout_rules``), which begin anew.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from nemorl_rl.alerts.conditions import Watch
 from nemorl_rl.alerts.config import AlertsConfig, rules_of
 from nemorl_rl.alerts.rollout_rules import rollout_record
 from nemorl_rl.alerts.rules import Rule
+from nemorl_rl.callbacks import is_validated, save_beside
 
 
 class Watching:
@@ -38,16 +40,18 @@ class Watching:
         """Alerts that the next record raises (True), and those that it ends (False).
 
         Args:
-            metrics: By full name. ``None``, which is how JSON has NaN, is not a finite number.
+            metrics: By full name. ``None``, which is how JSON has NaN, is not a finite number; text is none at all.
             step: Of the record.
         """
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float | None)}
         for name, rule in self._rules.items():
             pattern = rule.metric
-            found = [m for m in metrics if self._fits(m, pattern)] if "<" in pattern else [pattern]
+            found = [m for m in numbers if self._fits(m, pattern)] if "<" in pattern else [pattern]
             for metric in found:
-                if metric not in metrics or (metrics.get(rule.unless) or 0) > 0:
+                if metric not in numbers or (numbers.get(rule.unless) or 0) > 0:
                     continue
-                value = math.nan if metrics[metric] is None else float(metrics[metric])
+                number = numbers[metric]
+                value = math.nan if number is None else float(number)
                 watch = self._watches.setdefault((name, metric), Watch(rule))
                 change = watch.take(value)
                 if change is not None:
@@ -88,8 +92,7 @@ class Alerts:
         """Forget what was seen, and see what ``metrics.jsonl`` holds now."""
         self._watching = Watching(self._rules)
         for record in read_jsonl(self._metrics):
-            numbers = {name: value for name, value in record.items() if isinstance(value, int | float | None)}
-            for _ in self._watching.take(numbers, int(record.get("step", 0))):
+            for _ in self._watching.take(record, int(record.get("step", 0))):
                 pass  # told at the time
         self._watching.restart()
 
@@ -103,13 +106,12 @@ class Alerts:
 
     def on_step_end(self, trainer: Any, step: int) -> None:
         self._end()  # now that the record is written
-        if self._saves and not self._is_validated(trainer, step):
+        if not is_validated(trainer, step):
             self._save(trainer, step)
 
     def on_validation_end(self, trainer: Any, step: int) -> None:
         self._end()
-        if self._saves:
-            self._save(trainer, step)
+        self._save(trainer, step)
 
     def _take(self, trainer: Any, step: int, record: Mapping[str, Any]) -> None:
         for alert, is_raised in self._watching.take(record, step):
@@ -142,13 +144,7 @@ class Alerts:
             case "save":
                 self._saves = True
 
-    def _is_validated(self, trainer: Any, step: int) -> bool:
-        """The validation of this step comes after its end."""
-        every = trainer.config.validation.every
-        return bool(every > 0 and step % every == 0 and trainer.run.held_out is not None)
-
     def _save(self, trainer: Any, step: int) -> None:
-        """A checkpoint, unless the run itself writes one after this step."""
-        self._saves, every = False, trainer.config.checkpoint.every
-        if 0 < step < trainer.total_steps and not (every > 0 and step % every == 0):
-            trainer.save()
+        if self._saves:
+            self._saves = False
+            save_beside(trainer, step)

@@ -148,7 +148,6 @@ class MismatchReport:
 def measure_mismatch(
     config: RolloutRunConfig,
     *,
-    prompts: Sequence[str] = PROMPTS,
     samples_per_prompt: int = 4,
     phase: Callable[[str], None] = lambda _: None,
 ) -> MismatchReport:
@@ -158,8 +157,7 @@ def measure_mismatch(
 
     Args:
         config: Model, policy and generation; of the rest, only device, seed and threshold are used.
-        prompts: Texts to continue.
-        samples_per_prompt: Responses to each.
+        samples_per_prompt: Responses to each of ``PROMPTS``.
         phase: Told what is being done.
 
     Raises:
@@ -171,7 +169,7 @@ def measure_mismatch(
     require_models(config)
     threshold = config.rollouts.mismatch_warning
     tokenizer = Tokenizer.of(config.policy)
-    prompt_ids = [tuple(tokenizer.encode(prompt)) for prompt in prompts]
+    prompt_ids = [tuple(tokenizer.encode(prompt)) for prompt in PROMPTS]
     with ExitStack() as stack:
         phase("building the engines")
         engines = _Engines(config, stack)

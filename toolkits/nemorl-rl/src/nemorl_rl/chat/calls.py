@@ -161,7 +161,7 @@ def _python_calls(text: str) -> list[ToolCall]:
     tree = ast.parse(text, mode="eval").body
     found = []
     for call in tree.elts if isinstance(tree, ast.List) else [tree]:
-        if not isinstance(call, ast.Call) or call.args:
+        if not isinstance(call, ast.Call) or call.args or any(one.arg is None for one in call.keywords):
             raise ValueError("no call with named arguments")
         arguments = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
         found.append(ToolCall(ast.unparse(call.func), json.dumps(arguments, ensure_ascii=False)))

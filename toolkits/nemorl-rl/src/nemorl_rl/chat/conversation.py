@@ -285,7 +285,7 @@ class Conversation:
 
 def _is_same(ours: ChatMessage, theirs: ChatMessage) -> bool:
     """The client did not rewrite the calls, nor what was said beside them. It may have left that out."""
-    said = theirs["content"].strip()
+    said = str(theirs["content"]).strip()  # parts, where the client has put images into it
     return calls_key(ours) == calls_key(theirs) and said in ("", ours["content"].strip())
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, takewhile
 from typing import TYPE_CHECKING, Any
 
 from nemorl.errors import DataError, ForeignError, boundary
@@ -22,7 +22,7 @@ from nemorl_rl.chat.codec import Tools
 from nemorl_rl.chat.media import media_in, with_items, written
 from nemorl_rl.chat.provenance import MarkedTemplate, Segment
 from nemorl_rl.chat.rows import row_messages, text_of
-from nemorl_rl.chat.template_text import ASKED, REASONING_NAMES, SAID, TemplateText, probe_calls, probe_result
+from nemorl_rl.chat.template_text import ASKED, CALL, REASONING_NAMES, RESULT, SAID, TemplateText
 
 if TYPE_CHECKING:
     from nemorl_rl.data.tokenizer import Tokenizer
@@ -131,7 +131,9 @@ class RowChat:
                 "the column `tools` and describe them in a message",
             )
 
-    def _render(self, shown: Sequence[Mapping[str, Any]], tools: Tools, *, prompt: bool = False) -> Any:
+    def _render(
+        self, shown: Sequence[Mapping[str, Any]], tools: Tools, *, prompt: bool = False
+    ) -> tuple[str, list[Segment]]:
         expected = self._text.rendered(shown, tools, prompt=prompt)
         marked = MarkedTemplate(self._template_for(tools))
         with boundary("the chat template"):
@@ -176,8 +178,7 @@ class RowChat:
     def _cues(self) -> list[str]:
         """Texts that open an answer to a user's message, or to the result of a tool. Reasoning is the answer's own."""
         asked = {"role": "user", "content": ASKED}
-        called = [asked, probe_calls(["call_0"], ["pRobe8474"]), probe_result("call_0")]
-        return [*self._openings([asked]), *self._openings(called)]
+        return [*self._openings([asked]), *self._openings([asked, CALL, RESULT])]
 
     def _openings(self, probe: Sequence[Mapping[str, Any]]) -> list[str]:
         try:
@@ -204,8 +205,7 @@ class RowChat:
         """The token that begins a user's message after an answer, and that of a tool's result after a call."""
         asked = {"role": "user", "content": ASKED}
         said = {"role": "assistant", "content": SAID}
-        call, result = probe_calls(["call_0"], ["pRobe8474"]), probe_result("call_0")
-        return {False: self._begins([asked, said, asked]), True: self._begins([asked, call, result])}
+        return {False: self._begins([asked, said, asked]), True: self._begins([asked, CALL, RESULT])}
 
     def _begins(self, probe: Sequence[Mapping[str, Any]]) -> str:
         try:
@@ -279,12 +279,7 @@ class RowChat:
 
 def _common(left: str, right: str) -> int:
     """Characters with which both begin."""
-    size = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
-            break
-        size += 1
-    return size
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
 
 
 def _within(enclosed: Sequence[Span], parts: Sequence[Span]) -> Iterator[Span]:

@@ -66,7 +66,7 @@ def with_media(row: Row, family: Family | None) -> Row:
     if family is None:
         what = f"a `{columns[0]}` column that is not empty" if columns else f"content of type {shown[0]!r}"
         raise DataError(f"a row has {what}, and the model reads text alone", fix=TEXT_ALONE)
-    waiting = {kind: [] for kind in ("image", "audio")}  # type: dict[str, list[Media]]
+    waiting: dict[str, list[Media]] = {"image": [], "audio": []}
     for name in columns:
         given = row[name] if isinstance(row[name], list | tuple) else [row[name]]
         waiting[COLUMNS[name]] += [_settled(item, COLUMNS[name], family) for item in given]
@@ -224,13 +224,18 @@ def _filled(messages: Sequence[Any], waiting: Mapping[str, list[Media]]) -> list
 
 def _before_the_text(messages: Sequence[Any], items: Sequence[Media]) -> list[Any]:
     found = list(messages)
+    if not items:
+        return found
     for number, message in enumerate(found):
-        if items and isinstance(message, Mapping) and message.get("role") == "user":
-            content = message["content"]
+        if isinstance(message, Mapping) and message.get("role") == "user":
+            content = message.get("content") or ()
             said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
             found[number] = {**message, "content": [*({"type": one.kind, "media": one} for one in items), *said]}
-            break
-    return found
+            return found
+    raise DataError(
+        "a row has images or sounds in a column, and no message of a user that they could stand in",
+        fix='give them as parts of the messages, {"type": "image", "image": …}, or add a message of the role user',
+    )
 
 
 def _parts(messages: Any) -> Iterator[dict[str, Any]]:

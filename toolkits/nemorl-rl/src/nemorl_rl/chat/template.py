@@ -15,7 +15,7 @@ from nemorl_rl.chat.answers import AnswerFormat, call_marks, reasoning_marks
 from nemorl_rl.chat.codec import ParsedAnswer, Spoken, Tools
 from nemorl_rl.chat.media import with_items
 from nemorl_rl.chat.messages import call_ids, plain_messages, require_tools
-from nemorl_rl.chat.template_text import ASKED, SAID, TOLD, TemplateText, probe_calls
+from nemorl_rl.chat.template_text import ASKED, CALL, RESULT, SAID, TOLD, TemplateText, probe_calls
 
 if TYPE_CHECKING:
     from nemorl_media.family import Family
@@ -112,9 +112,7 @@ class TemplateCodec:
         if self._end is not None:
             return self._tokenizer.stop_token_ids | {self._tokens[self._end]}
         asked = {"role": "user", "content": ASKED}
-        called = probe_calls(["call_0"], ["probe"])
-        result = {"role": "tool", "tool_call_id": "call_0", "content": ASKED}
-        added = [self._added([asked, called], [result], ()), self._added([asked], [asked], ())]
+        added = [self._added([asked, CALL], [RESULT], ()), self._added([asked], [asked], ())]
         openings = {self._first_token(text) for text in added if text is not None}
         return self._tokenizer.stop_token_ids.union(token for token in openings if token is not None)
 

@@ -21,7 +21,7 @@ ASKED, SAID, TOLD = "qUestion8471", "aNswer8472", "sYstem8473"
 """Words that no template and no message holds, by which a place in a rendered text is found."""
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """Names of an answer's reasoning in datasets and templates."""
-PROBE_TOOL = {
+PROBE_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "pRobe8474",
@@ -71,8 +71,7 @@ class TemplateText:
     @cached_property
     def shown_call(self) -> str:
         """Its text of a call; empty where it shows none."""
-        messages = [_user(ASKED), probe_calls(["call_0"], ["pRobe8474"])]
-        text = self._tried(messages, [PROBE_TOOL], form=self._form, prompt=False)
+        text = self._tried([_user(ASKED), CALL], [PROBE_TOOL], form=self._form, prompt=False)
         return text.rpartition(ASKED)[2] if text is not None and SAID in text else ""
 
     @cached_property
@@ -84,9 +83,8 @@ class TemplateText:
     @cached_property
     def _form(self) -> MessageForm:
         """The first in which a call and its result are shown."""
-        call, result = probe_calls(["call_0"], ["pRobe8474"]), probe_result("call_0")
         for form in FORMS:
-            text = self._tried([_user(ASKED), call, result], [PROBE_TOOL], form=form)
+            text = self._tried([_user(ASKED), CALL, RESULT], [PROBE_TOOL], form=form)
             if text is not None and SAID in text and TOLD in text:
                 return form
         return FORMS[0]
@@ -94,7 +92,7 @@ class TemplateText:
     @cached_property
     def reasoning_names(self) -> tuple[str, ...]:
         """Fields of an answer that it shows as the reasoning, at least where the answer calls a tool (Gemma 4)."""
-        answers = ({"role": "assistant", "content": SAID}, probe_calls(["call_0"], ["pRobe8474"]))
+        answers = ({"role": "assistant", "content": SAID}, CALL)
         return tuple(
             name
             for name in REASONING_NAMES
@@ -185,9 +183,10 @@ def probe_calls(ids: Sequence[str], names: Sequence[str]) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def probe_result(call: str) -> dict[str, Any]:
-    """The message of a tool that answers that call."""
-    return {"role": "tool", "tool_call_id": call, "content": TOLD}
+CALL = probe_calls(["call_0"], [PROBE_TOOL["function"]["name"]])
+"""A call of ``PROBE_TOOL``."""
+RESULT = {"role": "tool", "tool_call_id": "call_0", "content": TOLD}
+"""Its answer."""
 
 
 def _user(content: str) -> dict[str, Any]:

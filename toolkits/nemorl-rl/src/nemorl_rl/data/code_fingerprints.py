@@ -73,11 +73,14 @@ def _of_code(thing: Any) -> dict[str, str]:
     thing = inspect.unwrap(getattr(thing, "__func__", thing))
     if not (inspect.isfunction(thing) or inspect.isclass(thing)):
         thing = type(thing)
+    own = vars(thing).values() if inspect.isclass(thing) else (thing,)
+    if not any(inspect.isfunction(getattr(each, "__func__", each)) for each in own):
+        return {}  # compiled
     digest = hashlib.sha256()
     try:
         for part in _reached(thing, thing.__module__, set()):
             digest.update(part.encode(errors="surrogatepass"))
-    except (OSError, TypeError):  # compiled, or typed into an interpreter that keeps no lines
+    except (OSError, TypeError):  # typed into an interpreter that keeps no lines
         return {}
     return {f"{thing.__module__}.{thing.__qualname__}": digest.hexdigest()[:DIGITS]}
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -80,13 +81,14 @@ def file_digest(path: Path, most_blocks: int = WHOLE_FILE_BLOCKS) -> str:
     Raises:
         StorageError: it cannot be read.
     """
-    digest, size = hashlib.sha256(), path.stat().st_size
-    blocks = -(-size // BLOCK_BYTES)
-    chosen: Sequence[int] = range(blocks)
-    if blocks > most_blocks:
-        chosen = [0, *sorted(random.Random(0).sample(range(1, blocks), most_blocks - 1))]
-        digest.update(str(size).encode())
+    digest = hashlib.sha256()
     with loading(path), path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        blocks = -(-size // BLOCK_BYTES)
+        chosen: Sequence[int] = range(blocks)
+        if blocks > most_blocks:
+            chosen = [0, *sorted(random.Random(0).sample(range(1, blocks), most_blocks - 1))]
+            digest.update(str(size).encode())
         for block in chosen:
             file.seek(block * BLOCK_BYTES)
             digest.update(file.read(BLOCK_BYTES))

@@ -67,7 +67,7 @@ class Joined(Sequence[Row]):
         self._ends = list(accumulate(len(table) for table in tables))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

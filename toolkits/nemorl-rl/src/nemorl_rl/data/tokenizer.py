@@ -1,4 +1,4 @@
-"""Text to tokens and back, on the driver. The only module of the kernel that reaches for transformers, on first use."""
+"""Text to tokens and back, on the driver. transformers is imported on first use."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def context_tokens(model_name: str) -> int | None:
     from transformers import AutoConfig
 
     with _missing_model(model_name):
-        config = AutoConfig.from_pretrained(model_name)
+        config = AutoConfig.from_pretrained(expanded(model_name))
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -203,7 +203,7 @@ def end_token_ids(model_name: str, tokenizer: Tokenizer, *declared: int | Sequen
     from transformers import GenerationConfig
 
     try:
-        stored = GenerationConfig.from_pretrained(model_name).eos_token_id
+        stored = GenerationConfig.from_pretrained(expanded(model_name)).eos_token_id
     except OSError:  # the file is optional
         stored = None
     ids = {token for value in (stored, *declared) for token in (value if isinstance(value, Sequence) else [value])}
@@ -231,6 +231,6 @@ def _missing_model(model_name: str) -> Iterator[None]:
     except OSError as error:
         reason = str(error).strip().partition("\n")[0]
         raise BackendError(
-            f"no tokenizer for model {model_name!r}: {reason}",
+            f"model {model_name!r} cannot be read: {reason}",
             fix="give a folder that holds config.json and the tokenizer, or a hub name that is cached or reachable",
         ) from error

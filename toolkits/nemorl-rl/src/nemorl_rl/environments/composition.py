@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -105,8 +106,9 @@ class _Composition(Environment):
             yield from environment.rehearsals()
 
     def close(self) -> None:
-        for environment in self._environments.values():
-            environment.close()
+        with ExitStack() as stack:  # all of them, also where one cannot be closed
+            for environment in self._environments.values():
+                stack.callback(environment.close)
 
 
 def named_parts(sources: Sequence[Any]) -> dict[str, Any]:

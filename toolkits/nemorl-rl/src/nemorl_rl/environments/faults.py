@@ -11,7 +11,8 @@ from nemorl.types import Outcome, Score
 CLIENTS = frozenset(
     {
         "aiohttp", "anthropic", "botocore", "docker", "grpc", "httpcore", "httpcore2", "httpx", "httpx2", "kubernetes",
-        "openai", "ray", "redis", "requests", "urllib3", "websockets", "http", "socket", "ssl", "paramiko", "asyncpg",
+        "openai", "ray", "redis", "requests", "urllib", "urllib3", "websockets", "http", "socket", "ssl", "paramiko",
+        "asyncpg",
     }
 )  # fmt: skip
 """Packages whose errors tell of a connection, a service or a machine."""
@@ -21,7 +22,7 @@ MISTAKES = frozenset(
 )  # fmt: skip
 """Their errors that would come again: an address or a key that is wrong."""
 LATER = frozenset({408, 409, 425, 429})
-"""HTTP's refusals that are none of another moment."""
+"""HTTP's refusals that a later request may not meet."""
 MAX_CAUSE = 200
 """Characters of an error's text that are kept."""
 
@@ -85,6 +86,8 @@ def _would_come_again(error: BaseException) -> bool:
     """It is a mistake of whoever asks, or an error of the run's own, which its workers are recovered from."""
     if isinstance(error, NemorlError):
         return not isinstance(error, ForeignError)
-    status = getattr(getattr(error, "response", None), "status_code", None)  # of several clients' errors
-    is_refusal = isinstance(status, int) and 400 <= status < 500 and status not in LATER
-    return is_refusal or type(error).__name__ in MISTAKES
+    # Clients say the status of HTTP in one of these ways: httpx and requests, aiohttp, urllib.
+    holders = ((getattr(error, "response", None), "status_code"), (error, "status"), (error, "code"))
+    statuses = (getattr(holder, name, None) for holder, name in holders)
+    status = next((each for each in statuses if isinstance(each, int)), 0)
+    return (400 <= status < 500 and status not in LATER) or type(error).__name__ in MISTAKES

@@ -51,18 +51,7 @@ class FunctionConfig(EnvironmentConfig):
 
 
 def _expand(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, Any] | None:
-    """How a config spells a function of a file: ``nemorl._expand({"name": "reward.py:score"}, ())``.
-
-    Args:
-        value: What was written, as a mapping with ``name``.
-        installed: Names of the installed environments.
-
-    Example:
-        >>> _expand({"name": "reward.py:score"}, ["math"])
-        {'name': 'function', 'function': 'reward.py:score'}
-        >>> _expand({"function": "reward.py:score"}, ["math"])
-        {'name': 'function', 'function': 'reward.py:score'}
-    """
+    """The options that ``{"name": "reward.py:score"}`` or ``{"function": "reward.py:score"}`` means; ``None``: none."""
     if "name" not in value and is_reference(value.get("function")):
         return {"name": NAME, **value}
     if not is_reference(value.get("name")):
@@ -71,24 +60,13 @@ def _expand(value: Mapping[str, Any], installed: Sequence[str]) -> Mapping[str, 
 
 
 def _schemas(names: Sequence[str]) -> list[dict[str, Any]]:
-    """JSON schemas of what stands for an environment besides the ``names`` of plugins.
-
-    >>> _schemas(["math"])[0]["pattern"].startswith("[.]py:")
-    True
-    """
+    """JSON schemas of what stands for an environment besides the ``names`` of plugins."""
     spelled = {"type": "string", "pattern": r"[.]py:[A-Za-z_]\w*$"}
     return [spelled, {"type": "object", "required": ["function"], "properties": {"function": spelled}}]
 
 
 def _without_section(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigIssue]]:
-    """A config with its ``reward_fn`` as the environment, and what is wrong with it.
-
-    Args:
-        data: The config as it was written, changes applied.
-
-    >>> _without_section({"reward_fn": "reward.py:score"})
-    ({'environment': 'reward.py:score'}, [])
-    """
+    """A config, as it was written and changes applied, with its ``reward_fn`` as the environment; and what is wrong."""
     rest = {key: value for key, value in data.items() if key != SECTION}
     wanted = data[SECTION]
     if not is_reference(wanted):
@@ -100,11 +78,7 @@ def _without_section(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[Conf
 
 
 def _schema_of_section() -> dict[str, Any]:
-    """The JSON schema of ``reward_fn``, for editors.
-
-    >>> _schema_of_section()["type"]
-    'string'
-    """
+    """The JSON schema of ``reward_fn``, for editors."""
     return {"description": "A function that scores responses, `file.py:function`.", **_schemas(())[0]}
 
 

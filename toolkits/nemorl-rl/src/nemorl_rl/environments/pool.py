@@ -195,11 +195,13 @@ class EnvironmentPool:
         return step
 
     def close(self) -> None:
-        self.environment.close()
-        with self._lock:
-            loop, self._loop = self._loop, None
-        if loop is not None:
-            loop.stop()
+        try:
+            self.environment.close()
+        finally:
+            with self._lock:
+                loop, self._loop = self._loop, None
+            if loop is not None:
+                loop.stop()
 
     def running_loop(self) -> LoopThread:
         """The event loop of its coroutines, started when it is first asked for."""
@@ -222,6 +224,7 @@ def require_finite(score: Score, response: str) -> None:
     """Refuse what cannot be added up: one NaN makes a whole step's mean, and the advantages of its group, NaN."""
     named = {f"component {name!r} of the score of": value for name, value in score.components.items()}
     named |= {f"metric {name!r} of the score of": value for name, value in score.metrics.items()}
+    named |= {f"the reward of turn {turn} of": value for turn, value in enumerate(score.turn_rewards)}
     for what, value in {"the reward of": score.reward, **named}.items():
         try:
             is_finite = math.isfinite(value)

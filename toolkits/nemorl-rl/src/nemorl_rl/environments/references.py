@@ -74,7 +74,7 @@ def reference_problems(path: str, reference: str) -> Iterator[ConfigIssue]:
 
 
 def _names(tree: ast.Module) -> list[str]:
-    """Names that a file defines or imports, at its top."""
+    """Names that a file defines or imports, at any depth: what stands in an ``if`` or a ``try`` counts."""
     found: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

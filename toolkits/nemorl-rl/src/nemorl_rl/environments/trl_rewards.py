@@ -52,9 +52,9 @@ class TRLReward(RewardFunction):
 
     may_abstain = True
 
-    def __init__(self, function: Callable[..., Any], *, name: str | None = None) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         parameters = inspect.signature(function).parameters
-        name = name or str(getattr(function, "__name__", type(function).__name__))
+        name = str(getattr(function, "__name__", type(function).__name__))
         if COMPLETIONS not in parameters:
             raise UsageError(
                 f"reward function {name!r} has no parameter `completions`, so it is not in TRL's convention",

@@ -1,7 +1,7 @@
 """Evaluation: what a model's responses to held-out prompts are worth. Validation and ``nemorl eval`` are this one path.
 
 ``evaluate`` asks, scores and averages; ``Evaluator`` loads a model and an environment for it, outside any run. What
-k of n responses are worth is in ``voting``; the command and its tables are in ``cli.evals``.
+k of n responses are worth is in ``voting``; the command and its tables are in ``nemorl_cli.evals``.
 """
 
 from __future__ import annotations
@@ -159,12 +159,12 @@ class Evaluator:
         Raises:
             UsageError: the config has no environment.
         """
-        environment = environment if environment is not None else as_environment(config.environment)
-        if environment is None:
-            raise UsageError("nothing scores the responses", fix="set `environment:`, e.g. environment=math")
         require_models(config)
         self._config = config
         self._max_turns = max_turns or configured_turns(config)
+        environment = environment if environment is not None else as_environment(config.environment)
+        if environment is None:
+            raise UsageError("nothing scores the responses", fix="set `environment:`, e.g. environment=math")
         self._pool = EnvironmentPool.from_config(environment, config.rollouts)
         try:
             self._tokenizer = Tokenizer.of(config.policy)
@@ -240,8 +240,10 @@ class Evaluator:
 
     def close(self) -> None:
         """Release the model and the environment."""
-        self._pool.close()
-        self._engine.shutdown()
+        try:
+            self._pool.close()
+        finally:
+            self._engine.shutdown()
 
     def __enter__(self) -> Self:
         return self
@@ -250,19 +252,12 @@ class Evaluator:
         self.close()
 
 
-def evaluate_config(config: RolloutRunConfig) -> Evaluation:
-    """Evaluate a config's model on its validation rows, without a training policy.
+def held_out_rows(config: RolloutRunConfig) -> Sequence[Row]:
+    """The rows that a run of this config validates on, of all its validation sets.
 
     Raises:
-        DataError: the dataset has no validation split.
+        DataError: it has none.
     """
-    rows = held_out_rows(config)
-    with Evaluator(config) as evaluator:
-        return evaluator.evaluate(rows)
-
-
-def held_out_rows(config: RolloutRunConfig) -> Sequence[Row]:
-    """The rows that a run of this config validates on, of all its validation sets."""
     chosen = config.validation.data
     if chosen is not None:
         rows = held_out_rows_of(chosen)
@@ -298,7 +293,10 @@ def planned_turns(trainer: Any) -> int:
 def _combined(parts: Sequence[Evaluation]) -> Evaluation:
     if len(parts) == 1:
         return parts[0]
-    values = {name: [part.metrics[name] for part in parts if name in part.metrics] for name in parts[0].metrics}
+    names = dict.fromkeys(name for part in parts for name in part.metrics)
+    values = {name: [part.metrics[name] for part in parts if name in part.metrics] for name in names}
+    if "failed_frac" in values:  # of a seed that does not tell it there is none
+        values["failed_frac"] = [part.metrics.get("failed_frac", 0.0) for part in parts]
     return Evaluation(
         {name: statistics.fmean(of_seeds) for name, of_seeds in values.items()},
         Samples([sample for part in parts for sample in part.samples]),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemorl.base.text.reading import expanded, shown
+from nemorl.base.text.reading import expanded, is_folder, shown
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import ConfigError, ConfigIssue
 
@@ -38,7 +40,7 @@ def require_models(config: RunConfig) -> None:
 
 def require_model(name: str) -> None:
     """:func:`require_models` where one model is all there is."""
-    if not expanded(name).is_dir() and (problems := list(_absent("model", name))):
+    if not is_folder(expanded(name)) and (problems := list(_absent("model", name))):
         raise ConfigError(problems, source="before loading anything")
 
 
@@ -51,25 +53,31 @@ def absent_models(config: RunConfig) -> Iterator[ConfigIssue]:
     for role, auxiliary in config.auxiliary_models.items():
         models.setdefault(auxiliary.policy.model_name, f"{role}.model_name")
     for name, path in models.items():
-        if name and not expanded(name).is_dir():
+        if name and not is_folder(expanded(name)):
             yield from _absent(path, name)
 
 
 def _absent(path: str, name: str) -> Iterator[ConfigIssue]:
-    folder = expanded(name)
-    beside = [str(folder.parent / other.name) for other in folder.parent.iterdir()] if folder.parent.is_dir() else []
+    parent, beside = expanded(name).parent, list[str]()
+    with suppress(OSError):  # it is no folder, or one that is closed
+        beside = [str(parent / other) for other in os.listdir(parent)]
     near = did_you_mean(name, beside)
     guess = near or "give a folder with config.json, or a hub name that is cached or reachable"
     offline = near or f"{guess}; {WITHOUT_HUB}"
+    nowhere = ConfigIssue(path, f"there is no folder {shown(name)}, and it is no name of the Hugging Face hub", guess)
     if not _HUB_NAME.fullmatch(name):
-        yield ConfigIssue(path, f"there is no folder {shown(name)}, and it is no name of the Hugging Face hub", guess)
+        yield nowhere
         return
     if find_spec("huggingface_hub") is None:
         return  # another way of loading models, which nemorl does not know
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
-    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+    try:
+        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+            return
+    except HFValidationError:  # it has more rules than the pattern
+        yield nowhere
         return
     here = f"there is no folder {shown(name)}, it is not in the cache of the Hugging Face hub"
     if constants.HF_HUB_OFFLINE:

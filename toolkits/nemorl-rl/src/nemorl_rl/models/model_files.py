@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.text.reading import expanded
+from nemorl.base.text.reading import expanded, is_folder
 
 from nemorl_rl.data.fingerprints import DIGITS, file_digest
 
@@ -35,7 +35,7 @@ def stored_config(model_name: str) -> dict[str, Any] | None:
 def stored_folder(model_name: str) -> Path | None:
     """The folder of a model, which may be in the hub's cache; ``None`` where this machine has none."""
     folder = expanded(model_name)
-    return folder if folder.is_dir() else _cached(model_name)
+    return folder if is_folder(folder) else _cached(model_name)
 
 
 def weights_fingerprint(model_name: str) -> str | None:

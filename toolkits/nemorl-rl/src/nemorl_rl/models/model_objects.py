@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import getpass
 import hashlib
-import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ def model_folder(model: Any, tokenizer: Any = None) -> str:
             _tokenizer_of(model, tokenizer).save_pretrained(written)
         folder = place / f"{type(model).__name__}-{_digest(written)}"
         if not folder.exists():
-            shutil.move(written, folder)
+            with suppress(OSError):  # another process has written the same meanwhile
+                written.rename(folder)
     return str(folder)
 
 

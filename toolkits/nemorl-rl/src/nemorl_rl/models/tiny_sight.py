@@ -23,21 +23,19 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """``<user><vision_start><image><vision_end>how many?<assistant>3<eos>``"""
-PATCH = 7
-"""Pixels of a patch's side; a token is two by two of them."""
+PATCH, PIXELS, HIDDEN_SIZE = 7, 28, 64
+"""Pixels of a patch's side, of which a token is two by two, and of an image's, whatever it has in its file; width of
+the decoder."""
 SPREAD = 0.1
 """Standard deviation of random weights. The usual 0.02 suits wide layers: in ones of 48 and 64 a signal fades, and
 after 300 steps two models of three hardly look (docs/results/quickstart-vision.md)."""
 
 
-def write_tiny_sight(path: Path | str, *, pixels: int = 28, hidden_size: int = 64, layers: int = 2) -> Path:
+def write_tiny_sight(path: Path | str) -> Path:
     """Write config, tokenizer and image processor of a tiny model that sees into the folder ``path``.
 
     Args:
         path: Created if needed.
-        pixels: Of each side of an image, whatever it has in its file: a multiple of 14.
-        hidden_size: Of the decoder.
-        layers: Of the decoder.
 
     Returns:
         The folder, to pass as ``model``.
@@ -51,14 +49,14 @@ def write_tiny_sight(path: Path | str, *, pixels: int = 28, hidden_size: int = 6
     tokenizer.save_pretrained(path)
     start, end, image, video = tokenizer.convert_tokens_to_ids([START, END, IMAGE, VIDEO])
     text: dict[str, Any] = {
-        "hidden_size": hidden_size,
-        "intermediate_size": 2 * hidden_size,
-        "num_hidden_layers": layers,
+        "hidden_size": HIDDEN_SIZE,
+        "intermediate_size": 2 * HIDDEN_SIZE,
+        "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
         "vocab_size": len(tokenizer),
         "max_position_embeddings": 1024,
-        "rope_parameters": {"rope_type": "default", "mrope_section": _sections(hidden_size // 4), "rope_theta": 1e4},
+        "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e4},
         "tie_word_embeddings": False,
         "initializer_range": SPREAD,
         "pad_token_id": tokenizer.pad_token_id,
@@ -70,11 +68,11 @@ def write_tiny_sight(path: Path | str, *, pixels: int = 28, hidden_size: int = 6
         "hidden_size": 48,
         "num_heads": 2,
         "intermediate_size": 96,
-        "out_hidden_size": hidden_size,
+        "out_hidden_size": HIDDEN_SIZE,
         "patch_size": PATCH,
         "temporal_patch_size": 1,
         "spatial_merge_size": 2,
-        "window_size": 2 * pixels,
+        "window_size": 2 * PIXELS,
         "fullatt_block_indexes": [0],
         "initializer_range": SPREAD,
     }
@@ -91,14 +89,8 @@ def write_tiny_sight(path: Path | str, *, pixels: int = 28, hidden_size: int = 6
         patch_size=PATCH,
         temporal_patch_size=1,
         merge_size=2,
-        size={"shortest_edge": pixels**2, "longest_edge": pixels**2},
+        size={"shortest_edge": PIXELS**2, "longest_edge": PIXELS**2},
         image_mean=[0.5] * 3,
         image_std=[0.5] * 3,
     ).save_pretrained(path)
     return path
-
-
-def _sections(pairs: int) -> list[int]:
-    """Rotated pairs of a head for frames, rows and columns."""
-    space = pairs * 3 // 8
-    return [pairs - 2 * space, space, space]

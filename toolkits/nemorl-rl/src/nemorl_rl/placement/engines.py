@@ -154,7 +154,6 @@ class RolloutResources(TenantResources):
             ranks=None if fleet is None else lambda: fleet.ranks,
             joined=lambda: 0 if fleet is None else fleet.joined,
         )
-
         if fleet is None:
             self._absence = partial(self._absent, group, factory, policy)
         return policy

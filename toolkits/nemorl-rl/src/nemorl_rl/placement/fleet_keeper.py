@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,8 @@ class FleetKeeper:
 
     def _round(self) -> None:
         self._fleet.tend()
-        self._orders.serve(self._add, self._fleet.drop)
+        self._orders.serve(lambda size: self._fleet.add(size, ADD_WAIT_S), self._fleet.drop)
         self._report()
-
-    def _add(self, size: int) -> Sequence[str]:
-        return self._fleet.add(size, ADD_WAIT_S)
 
     def _report(self) -> None:
         self._orders.report({**self._facts(), "is_over": False, "engines": self._fleet.as_json()})

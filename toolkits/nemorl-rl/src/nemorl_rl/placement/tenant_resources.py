@@ -7,15 +7,6 @@ Enough for a policy with its reference, a critic or teachers. Runs that sample a
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
-
-from nemorl.resources.policies import TrainingPolicy
-
-if TYPE_CHECKING:
-    from nemorl.contracts import Head, Loss
-    from nemorl.metrics import Metrics
-    from nemorl_tensors import TokenBatch
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -30,12 +21,15 @@ from nemorl.contracts import WorkerGroup
 from nemorl.contracts.memory import DeviceMemoryError
 from nemorl.errors import BackendError
 from nemorl.resources.manager import ResourceManager
-from nemorl.resources.policies import Turn
+from nemorl.resources.policies import TrainingPolicy, Turn
 
 from nemorl_rl.placement.tenants import POLICY, Phase, Tenancy, TrainingTenant, phases
 
 if TYPE_CHECKING:
+    from nemorl.contracts import Head, Loss
+    from nemorl.metrics import Metrics
     from nemorl.trainer import BaseTrainer
+    from nemorl_tensors import TokenBatch
 
     from nemorl_rl.planning.memory.watch import MemoryWatch
 

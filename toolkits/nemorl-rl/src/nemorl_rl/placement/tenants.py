@@ -337,15 +337,8 @@ class Tenancy:
             move()
         except (BackendError, ForeignError) as error:
             raise BackendError(
-                f"before {moment}, {what}: {error.message} ({self._account()})", fix=error.fix
+                f"before {moment}, {what}: {error.message} ({told(self.holdings)})", fix=error.fix
             ) from error
-
-    def _account(self) -> str:
-        """The tenants and what they hold, for an error."""
-        try:
-            return account(self.holdings())
-        except NemorlError as error:
-            return f"who holds what cannot be told: {error.message}"
 
 
 def account(holdings: Mapping[str, Mapping[MemoryPart, float]]) -> str:
@@ -353,3 +346,11 @@ def account(holdings: Mapping[str, Mapping[MemoryPart, float]]) -> str:
     sizes = [(f"{name}'s {part}", size) for name, parts in holdings.items() for part, size in parts.items() if size]
     parts = [f"{what} {size / 2**30:.2f} GiB" for what, size in sizes]
     return f"in memory: {', '.join(parts)}" if parts else "nothing of these models is in memory"
+
+
+def told(holdings: Callable[[], Holdings]) -> str:
+    """:func:`account` for an error, in the midst of which the tenants may not answer."""
+    try:
+        return account(holdings())
+    except NemorlError as error:
+        return f"who holds what cannot be told: {error.message}"

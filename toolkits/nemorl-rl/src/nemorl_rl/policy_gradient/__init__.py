@@ -9,6 +9,9 @@
     correction     build_correction: weights of tokens for a sampler that is not quite the policy
     token_masks    OffPolicyMask: tokens that a loss leaves out
     disagreement   DropDisagreeing: responses left out on which trainer and sampler disagree
+    turn_credit    TurnCredit: each answer of an episode credited with what was earned from there on
+    seats          by_seat: the seats of an episode as samples of their own
+    penalties      PenaliseMessages: advantages of faulty messages
     updates        BatchTransform: what happens to a batch before its updates; run_updates: its optimizer steps
     metrics        advantage_metrics, group_metrics, kl_metrics
 

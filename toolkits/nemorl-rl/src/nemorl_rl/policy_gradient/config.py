@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from nemorl_rl.policy_gradient.updates import BatchTransform
 
 SeatBaseline = Literal["role", "hierarchical", "shared"]
-"""The others that a seat is compared with: those of its role in all episodes of the prompt; those of its role in its
-own episode where there are several (solvers of one problem that a proposer made), else in all; all seats of the prompt.
-"""
+"""The others that a seat is compared with (``PolicyGradientConfig.seat_baseline``)."""
 
 
 class RewardScaling(Config):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 from nemorl.types import Branch, Sample, Samples, Score
@@ -79,10 +79,7 @@ def _seat(sample: Sample, seat: str, sequences: tuple[Sample, ...], start: int) 
     return replace(
         first,
         score=_score_of(sample.score, seat, is_trained=any(any(part.response_mask) for part in sequences)),
-        branches=tuple(
-            Branch(part.token_ids, part.response_mask, part.generation_logprobs, part.turn_rewards, routes=part.routes)
-            for part in others
-        ),
+        branches=tuple(Branch(**{each.name: getattr(part, each.name) for each in fields(Branch)}) for part in others),
         response=sample.response if is_last else "",
         finish_reason="length" if places and places[-1].is_cut else "stop",
         turns=len(places),

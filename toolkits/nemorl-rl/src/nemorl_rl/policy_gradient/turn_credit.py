@@ -75,9 +75,10 @@ def returns_to_go(sample: Sample, reward: float, discount: float) -> list[float]
     earned = {
         (number, place + 1): paid for number, part in enumerate(sample.sequences) for place, paid in part.turn_rewards
     }
-    found: list[float] = []
-    later = reward - sum(earned.values())
-    for place in reversed(turn_places(sample)):
+    places, found = turn_places(sample), list[float]()
+    # An answer that is context (sampled within a schema) may be paid as well: no place is its own.
+    later = reward - sum(earned.get((place.sequence, place.stop), 0.0) for place in places)
+    for place in reversed(places):
         now = earned.get((place.sequence, place.stop), 0.0)
         later = now + (discount * later if found else later)
         found.append(later)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from nemorl.types import Prompt, Samples
+
+if TYPE_CHECKING:
+    from nemorl.trainer import BaseTrainer
 
 SHOWN_CHARACTERS = 300
 """Of a prompt, and of a response: the beginning and the end."""
@@ -13,19 +16,18 @@ SHOWN_CHARACTERS = 300
 class Completions:
     """A hook object that shows some responses of each training step, of different groups where possible."""
 
-    def __init__(self, count: int, show: Callable[[str], None]) -> None:
+    def __init__(self, count: int) -> None:
         """
         Args:
             count: Responses per step.
-            show: Shows a person a text.
         """
-        self._count, self._show = count, show
+        self._count = count
 
-    def on_rollout_end(self, step: int, samples: Samples) -> None:
+    def on_rollout_end(self, trainer: BaseTrainer[Any], step: int, samples: Samples) -> None:
         count = min(self._count, len(samples))
         for place in range(count):
             sample = samples[place * len(samples) // count]
-            self._show(
+            trainer.run.console.message(
                 completion_text(
                     step,
                     shown_prompt(sample.prompt),

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from nemorl.config.base import Config
 from nemorl.errors import ConfigIssue
@@ -104,7 +104,7 @@ class OutcomeTable(Config):
             >>> [(one.reward, one.score.valid) for one in OutcomeTable().settled(group)]
             [(-1.0, True), (-1.0, True), (0.0, False)]
         """
-        from nemorl_rl.agents.seats import rewards_of  # which agents need, and configs do not
+        from nemorl_rl.agents.seats import rewards_of
 
         kept = [one.score for one in group if one.score.valid and self.fate(outcome_of(one)) == "partial"]
         judged = [reward for score in kept for reward in rewards_of(score)]
@@ -118,15 +118,27 @@ class OutcomeTable(Config):
         if fate in ("drop", "refill"):
             score = replace(score, valid=False)
         elif fate != "partial":
-            from nemorl_rl.agents.seats import as_one
-
             reward = lowest if fate == "lowest" else float(fate)
-            score = replace(as_one(score), reward=reward, components={}, correct=False, valid=True, turn_rewards=())
-            branches = tuple(replace(branch, turn_rewards=()) for branch in sample.branches)
-            sample = replace(sample, turn_rewards=(), branches=branches)
+            sample = rescored(sample, reward, components={}, correct=False, valid=True)
+            score = sample.score
         if score.outcome != outcome:
             score = replace(score, outcome=outcome)
         return sample if score is sample.score else replace(sample, score=score)
+
+
+def rescored(sample: Sample, reward: float, **changes: Any) -> Sample:
+    """An episode with another reward as a whole: none of its seats and turns has one of its own any more.
+
+    Args:
+        sample: The episode.
+        reward: In place of what it earned.
+        **changes: Other fields of its score.
+    """
+    from nemorl_rl.agents.seats import as_one  # which agents need, and configs do not
+
+    score = replace(as_one(sample.score), reward=reward, turn_rewards=(), **changes)
+    branches = tuple(replace(branch, turn_rewards=()) for branch in sample.branches)
+    return replace(sample, score=score, turn_rewards=(), branches=branches)
 
 
 def _with_expected_rewards(group: Sequence[Sample]) -> list[Sample]:
@@ -141,8 +153,7 @@ def _with_expected_rewards(group: Sequence[Sample]) -> list[Sample]:
         if not score.valid or score.outcome != "environment_timeout":
             return sample
         metrics = {**score.metrics, "reward_bound": score.reward}
-        score = replace(score, reward=next(expected), components={}, metrics=metrics, turn_rewards=())
-        return replace(sample, score=score, turn_rewards=())
+        return rescored(sample, next(expected), components={}, metrics=metrics)
 
     return [uncensored(sample) for sample in group]
 
@@ -197,11 +208,11 @@ def failed_share(samples: Sequence[Sample]) -> float:
     return sum(outcome_of(sample) in FAILURES for sample in samples) / max(1, len(samples))
 
 
-def failure_causes(samples: Sequence[Sample], most: int = 3) -> str:
-    """The most frequent failures in words, e.g. ``infrastructure 6 (reset: ConnectionError: node3 refused)``."""
+def failure_causes(samples: Sequence[Sample]) -> str:
+    """The three most frequent failures in words, e.g. ``infrastructure 6 (reset: ConnectionError: node3 refused)``."""
     found = Counter((outcome_of(one), one.score.cause) for one in samples if outcome_of(one) in FAILURES)
     return ", ".join(
-        f"{outcome} {count}" + (f" ({cause})" if cause else "") for (outcome, cause), count in found.most_common(most)
+        f"{outcome} {count}" + (f" ({cause})" if cause else "") for (outcome, cause), count in found.most_common(3)
     )
 
 

@@ -31,9 +31,11 @@ SURE_MISTAKES = (TypeError, NameError, AttributeError, KeyError, ImportError)
 
 def reward_problems(environment: Environment, row: Row | None) -> Iterator[ConfigIssue]:
     """Problems of a row that lacks what the rewards of an environment ask of it."""
-    yield from _need_problems(environment, row) if row is not None else ()
-    for part in environment.rehearsals() if row is not None else ():
-        yield from _column_problems(part, row or {})
+    if row is None:
+        return
+    yield from _need_problems(environment, row)
+    for part in environment.rehearsals():
+        yield from _column_problems(part, row)
 
 
 def rehearse(environment: Environment, row: Row | None, warn: Callable[[str], None]) -> None:
@@ -43,8 +45,9 @@ def rehearse(environment: Environment, row: Row | None, warn: Callable[[str], No
         ForeignError: it made a mistake that is not the response's.
         UsageError: it returned no number.
     """
-    for part in environment.rehearsals() if row is not None else ():
-        _rehearse(part, row or {}, warn)
+    if row is not None:
+        for part in environment.rehearsals():
+            _rehearse(part, row, warn)
 
 
 class _AnyFamily:
@@ -99,12 +102,6 @@ def _column_problems(environment: Environment, row: Row) -> Iterator[ConfigIssue
 
 
 def _rehearse(environment: Environment, row: Row, warn: Callable[[str], None]) -> None:
-    """Call the reward once, as the run will, on the first row.
-
-    Raises:
-        ForeignError: it made a mistake that is not the response's.
-        UsageError: it returned no number.
-    """
     prompt = to_prompt(row, 0, _NoTokens())
     response = prompt.answer or TRIAL_RESPONSE
     raised = _in_time(lambda: _score(environment, prompt, response))

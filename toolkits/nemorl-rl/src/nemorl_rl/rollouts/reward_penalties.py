@@ -7,7 +7,7 @@ Judged once, where an episode ends, so that advantages, dynamic sampling, valida
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from nemorl.config import Config
@@ -15,6 +15,7 @@ from nemorl.errors import ConfigIssue, UsageError
 from nemorl.types import Sample
 
 from nemorl_rl.rollouts.messages import parts, turns
+from nemorl_rl.rollouts.outcomes import rescored
 
 if TYPE_CHECKING:
     from nemorl_rl.data.tokenizer import Tokenizer
@@ -102,11 +103,8 @@ class PenaliseEpisodes:
         faults = sorted(set(self.faults(sample))) if sample.score.valid else []
         if not faults:
             return sample
-        score = sample.score
-        metrics = {**score.metrics, **{str(fault): 1.0 for fault in faults}}
-        none = dict.fromkeys(score.components, 0.0)
-        score = replace(score, reward=0.0, components=none, metrics=metrics, turn_rewards=())
-        return replace(sample, score=score, turn_rewards=())
+        metrics = {**sample.score.metrics, **{str(fault): 1.0 for fault in faults}}
+        return rescored(sample, 0.0, components=dict.fromkeys(sample.score.components, 0.0), metrics=metrics)
 
     def faults(self, sample: Sample) -> Iterator[Fault]:
         """Those that are looked for, of each message."""

@@ -1,7 +1,7 @@
 """RolloutSchedule: which rows are sampled when, and which groups are trained on, kept or given up.
 
-It decides and counts; it starts nothing, waits for nothing and reads no clock. :class:`nemorl_rl.rollouts.buffer.
-AsyncRolloutBuffer` runs it with threads.
+It decides and counts; it starts nothing, waits for nothing and reads no clock. ``AsyncRolloutBuffer`` (``buffer``) runs
+it with threads.
 
 A run draws its rows in batches of P, numbered from 1. Each row is *settled* when its group was trained on, was unwanted
 or was given up. The version of the weights counts the trainer's steps. A group is trained on at most ``max_staleness``

@@ -97,8 +97,13 @@ class GenerationPolicy:
         self._require_versions(requests)
         return self._with_replacements(lambda: self._generate(requests))
 
+    @property
+    def replicas(self) -> int:
+        """Those that share requests. Where none is left, one: whoever asks it finds that it is lost, and waits."""
+        return max(1, self.workers.data_parallel_size)
+
     def _generate(self, requests: Sequence[GenerationRequest]) -> list[list[Completion]]:
-        replicas = self.workers.data_parallel_size
+        replicas = self.replicas
         shards = [list(requests[rank::replicas]) for rank in range(replicas)]
         with self._turn(ROLLOUT):
             parts = self.workers.scatter(GenerationBackend.generate, shards)

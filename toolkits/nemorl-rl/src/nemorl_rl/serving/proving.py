@@ -153,7 +153,7 @@ class WeightReceipts:
         from nemorl_tensors import TokenBatch
 
         texts = [tuple(self._tokenizer.encode_observation(text)[:PROBE_TOKENS]) for text in PROBE_TEXTS]
-        replicas = self._generation.workers.data_parallel_size
+        replicas = self._generation.replicas
         params = SamplingParams(max_new_tokens=1, temperature=0.0, prompt_logprobs=True)
         requests = [GenerationRequest(ids, params) for ids in texts for _ in range(replicas)]
         scored = [group[0].prompt_logprobs for group in self._generation.generate(requests)]

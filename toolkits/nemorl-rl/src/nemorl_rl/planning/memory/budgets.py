@@ -126,7 +126,7 @@ def budgets(scene: Scene) -> dict[Phase, Budget]:
     engines = scene.neighbours
     engine = engines.plan.memory(engines, scene.capacity, scene.work.sequences) if engines is not None else None
     present = _present(scene, engine)
-    on_device = _on_device(scene, present)
+    on_device = _on_device(scene, present, engine)
     found = {}
     for phase, tenant, moment, work in _works(scene, engine):
         held = {
@@ -151,7 +151,7 @@ def _present(scene: Scene, engine: EngineMemory | None) -> dict[str, Parts]:
     return found
 
 
-def _on_device(scene: Scene, present: Mapping[str, Parts]) -> Mapping[Phase, OnDevice]:
+def _on_device(scene: Scene, present: Mapping[str, Parts], engine: EngineMemory | None) -> Mapping[Phase, OnDevice]:
     """Phase -> who is in memory with which parts."""
     roles = [model.role for model in scene.models]
     adapted = [model.role for model in scene.models if model.lora_rank]
@@ -165,11 +165,9 @@ def _on_device(scene: Scene, present: Mapping[str, Parts]) -> Mapping[Phase, OnD
         staying = {model.role: everything[model.role] for model in scene.models if not model.can_leave}
         return {phase: {**needed, **staying} for phase, needed in table.items()}
     # An engine whose cache goes with its rows has it only while it samples.
-    engines = scene.neighbours
     asleep = everything
-    if engines is not None:
-        lasting = engines.plan.memory(engines, scene.capacity, scene.work.sequences).lasting
-        asleep = {**everything, ENGINE: tuple(part.held for part in lasting if part.held is not None)}
+    if engine is not None:
+        asleep = {**everything, ENGINE: tuple(part.held for part in engine.lasting if part.held is not None)}
     return {phase: everything if phase == ROLLOUT else asleep for phase in table}
 
 

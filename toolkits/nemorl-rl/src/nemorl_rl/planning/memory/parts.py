@@ -1,13 +1,15 @@
-"""Amounts of memory with their reasons."""
+"""Amounts of memory with their reasons, and parts that rest in the host's memory while nothing needs them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from nemorl.contracts.memory import MemoryPart
 
 GIB = 2**30
+UPDATE = "update"
+"""The moment of a training step that needs the optimizer's state."""
 
 
 @dataclass(frozen=True)
@@ -91,3 +93,30 @@ def count(number: float) -> str:
         if abs(number) >= factor:
             return f"{number / factor:.4g}{unit}"
     return f"{number:.4g}"
+
+
+def rested(moments: Moments, resting: Collection[MemoryPart]) -> Moments:
+    """The same model whose ``resting`` parts come in for their work: the optimizer's state for updates, the reference
+    for scoring.
+
+    Args:
+        moments: Of a model on a device that is not the host's processor.
+        resting: Of ``optimizer`` and ``reference``.
+    """
+    if not resting:
+        return moments
+    leaving = tuple(part for part in moments.lasting if part.held in resting)
+    state, reference = (
+        tuple(replace(part, held=None) for part in leaving if part.held == name) for name in ("optimizer", "reference")
+    )
+    training = dict(moments.training)
+    if state:
+        training[UPDATE] = (*training.get(UPDATE, ()), *state)
+    moved = replace(
+        moments.moved,
+        per_update=moments.moved.per_update + 2 * total(state),
+        per_scoring=moments.moved.per_scoring + 2 * total(reference),
+        on_host=moments.moved.on_host + total(leaving),
+    )
+    lasting = tuple(part for part in moments.lasting if part not in leaving)
+    return replace(moments, lasting=lasting, training=training, scoring=(*moments.scoring, *reference), moved=moved)

@@ -13,9 +13,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nemorl.contracts.memory import DeviceMemoryError, MemoryPart
-from nemorl.errors import NemorlError
 
-from nemorl_rl.placement.tenants import Holdings, Phase, account
+from nemorl_rl.placement.tenants import Holdings, Phase, account, told
 from nemorl_rl.planning.memory.budgets import REFUSAL_MARGIN_FRAC, Budget, budgets, closest
 from nemorl_rl.planning.memory.models import MICROBATCH_TOKENS
 from nemorl_rl.planning.memory.parts import GIB, total
@@ -121,14 +120,14 @@ class MemoryWatch:
             error: As its backend raised it.
             holdings: Asks the tenants; unset: they cannot be asked.
         """
-        told = [_told(holdings)] if holdings is not None else []
+        said = [told(holdings)] if holdings is not None else []
         budget = self.budgets.get(phase)
         if budget is None:
             return DeviceMemoryError(
-                f"in {phase}, {error.message} ({'; '.join(told)})" if told else error.message, fix=error.fix
+                f"in {phase}, {error.message} ({'; '.join(said)})" if said else error.message, fix=error.fix
             )
-        told += [_planned(budget), f"for its work {_words(budget)}"]
-        message = f"in {phase}, {error.message} ({'; '.join(told)})"
+        said += [_planned(budget), f"for its work {_words(budget)}"]
+        message = f"in {phase}, {error.message} ({'; '.join(said)})"
         return DeviceMemoryError(message, fix=self._fix(budget, budget.capacity))
 
     def _fix(self, budget: Budget, taken: float) -> str:
@@ -154,13 +153,6 @@ def _not_yet_there(budget: Budget, held: Holdings) -> float:
 
 def _bytes(holdings: Mapping[str, Mapping[MemoryPart, int]]) -> int:
     return sum(size for parts in holdings.values() for size in parts.values())
-
-
-def _told(holdings: Callable[[], Holdings]) -> str:
-    try:
-        return account(holdings())
-    except NemorlError as error:
-        return f"who holds what cannot be told: {error.message}"
 
 
 def _planned(budget: Budget, tenant: str | None = None) -> str:

@@ -172,21 +172,11 @@ def _file(folder: Path, number: int, *, is_whole: bool) -> Path:
 @contextmanager
 def _asked(payload: FolderPayload, base: int | None, why: str) -> Iterator[BinaryIO]:
     """See ``Ask``. Changes are there for all; what one engine needs beyond is written for it."""
-    from nemorl_rl.transports.delta.changes import DamageError
-
-    folder = Path(payload.sender)
-    if base is not None:
-        with _opened(_file(folder, payload.number, is_whole=False)) as file:
-            yield file
-        return
-    whole = _file(folder, payload.number, is_whole=True)
-    if why or not whole.exists():
-        _ask(folder, payload, why)
-    try:
-        with _opened(whole) as file:
-            yield file
-    except FileNotFoundError as error:
-        raise DamageError(f"{whole} is not there") from error
+    path = _file(Path(payload.sender), payload.number, is_whole=base is None)
+    if base is None and (why or not path.exists()):
+        _ask(path.parent, payload, why)
+    with _opened(path) as file:
+        yield file
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -120,7 +121,10 @@ class _Server:
         while self._is_open:
             try:
                 connection, _ = self._listening.accept()
-            except OSError:  # nobody came
+            except TimeoutError:  # nobody came
+                continue
+            except OSError:  # there are no more files to be had, say: whoever waits is served once there are
+                time.sleep(POLL_S)
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="nemorl-delta-answer", daemon=True).start()
 
