@@ -34,15 +34,15 @@ def test_commands_are_read_from_blocks_and_inline_code(tmp_path: Path) -> None:
         "# Some\n\n`python benchmarks/view.py\n--json a` and `nemorl view`\n\n```bash\n"
         "A=1 python benchmarks/turns.py \\\n    --repeats 3   # two minutes\nmake\n```\n\n    pytest tests/unit -q\n"
     )
-    assert [command.line for command in run_pages.commands(page)] == [
-        "A=1 python benchmarks/turns.py --repeats 3",
-        "pytest tests/unit -q",
-        "python benchmarks/view.py --json a",
+    assert [(command.line, command.remark) for command in run_pages.commands(page)] == [
+        ("A=1 python benchmarks/turns.py --repeats 3", "two minutes"),
+        ("pytest tests/unit -q", ""),
+        ("python benchmarks/view.py --json a", ""),
     ]
 
 
 def test_what_needs_something_of_the_readers_is_not_run() -> None:
-    assert run_pages.Command("p", 1, "python docs/count_migration.py Aug=FOLDER").needs == "FOLDER"
+    assert run_pages.Command("p", 1, "python docs/count_migration.py Aug=given/not-there").needs == "given/not-there"
     assert run_pages.Command("p", 1, "python benchmarks/gpu/check.py").needs == "a GPU"
     assert not run_pages.Command("p", 1, "python benchmarks/curriculum.py --warm-up-to model").needs
 
@@ -55,6 +55,16 @@ def test_a_command_runs_beside_its_page(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["result"] == "ok"
     assert (tmp_path / "some/2.txt").read_text().splitlines()[1] == "there"
     assert run_pages.run(run_pages.Command("some", 3, "python -c 'raise SystemExit(3)'"), 60)["result"] == "exit 3"
+
+
+def test_the_table_counts_what_was_run_again_and_names_what_is_left() -> None:
+    page = next(page for page in PAGES if page.stem == "gpu")
+    (command,) = run_pages.commands(page)
+    assert f"0 of 1 |  | `{command.line}`: needs a GPU |" in run_pages.table({})
+    done = {"result": "exit 3", "seconds": 90, "date": "2026-11-28", "load": 7}
+    lines = run_pages.table({command.key: done})
+    assert " 1 were run again (2026-11-28, load 7, 1.5 minutes); 1 of these did not end well.**" in lines
+    assert f"| 1 of 1 | 2026-11-28, load 7, 1.5 minutes | `{command.line}`: exit 3 |" in lines
 
 
 def test_the_table_is_that_of_the_pages_and_of_what_was_run_again() -> None:

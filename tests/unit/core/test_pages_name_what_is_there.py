@@ -30,7 +30,6 @@ CODE = (
 OTHERS = {
     "src/nemorl_near_miss/config.py",  # of the package that docs/first-plugin.md writes
     "src/nemorl_near_miss/environment.py",
-    "tests/test_all.py",  # of math-verify
 }
 _FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
