@@ -59,13 +59,19 @@ class Command:
         return f"{self.page}: {self.line}"
 
     @property
-    def needs(self) -> str:
-        """What it needs that this program cannot give it; empty where it can be run as it is."""
+    def asks(self) -> str:
+        """What it asks for that this program cannot give it; empty where it can be run as it is."""
         if "gpu/" in self.line:
             return "a GPU"
         if " make " in f" {self.line}":
             return "a clone of its own"
-        return next((path for path in _BROUGHT.findall(self.line) if not (ROOT / path).exists()), "")
+        return next(iter(_BROUGHT.findall(self.line)), "")
+
+    @property
+    def lacks(self) -> str:
+        """The part of it that is not there now."""
+        brought = _BROUGHT.findall(self.line)
+        return next((path for path in brought if not (ROOT / path).exists()), "") if brought else self.asks
 
 
 def commands(page: Path) -> list[Command]:
@@ -136,7 +142,7 @@ def table(found: dict[str, Any]) -> str:
     every = [command for listed in own.values() for command in listed]
     again = [found[command.key] for command in every if command.key in found]
     failed = [entry for entry in again if entry["result"] != "ok"]
-    needing = [command for command in every if command.key not in found and command.needs]
+    needing = [command for command in every if command.key not in found and command.asks]
     lines = [
         "# What was measured",
         "",
@@ -147,8 +153,8 @@ def table(found: dict[str, Any]) -> str:
         f"**Of {len(every)} commands of {len(own)} pages {len(again)} were run again"
         + (f" ({_when(again)})" if again else "")
         + f"; {len(failed)} of these did not end well.**",
-        f"Of the {len(every) - len(again)} others {len(needing)} need what the machine did not have. Load is that of the",
-        "machine when a command ended: above its cores seconds say little, and a page keeps its figures of a quieter day.",
+        f"Of the {len(every) - len(again)} others {len(needing)} need what the machine did not have. Load is",
+        "that of the machine when a command ended: above its cores seconds say little, and pages keep quieter figures.",
         "",
         "| page | run again | when | left |",
         "|---|---|---|---|",
@@ -181,7 +187,7 @@ def _done(command: Command, found: dict[str, Any]) -> bool:
 
 def _reason(command: Command, found: dict[str, Any]) -> str:
     """Why a command has not been run again, or not to a good end."""
-    needs = f"needs {command.needs}" if command.needs else ""
+    needs = f"needs {command.asks}" if command.asks else ""
     return found.get(command.key, {}).get("result") or needs or command.remark
 
 
@@ -208,8 +214,8 @@ def main() -> int:
     for number, command in enumerate(chosen, 1):
         head = f"[{number}/{len(chosen)}] {command.key}"
         done = found.get(command.key, {})
-        if options.list or command.needs:
-            print(head + (f"  (not run: needs {command.needs})" if command.needs else ""), flush=True)
+        if options.list or command.lacks:
+            print(head + (f"  (not run: needs {command.lacks})" if command.lacks else ""), flush=True)
         elif done.get("commit") == current and done["result"] == "ok" and not options.fresh:
             print(f"{head}  (has run at this commit)", flush=True)
         else:

@@ -42,9 +42,17 @@ def test_commands_are_read_from_blocks_and_inline_code(tmp_path: Path) -> None:
 
 
 def test_what_needs_something_of_the_readers_is_not_run() -> None:
-    assert run_pages.Command("p", 1, "python docs/count_migration.py Aug=given/not-there").needs == "given/not-there"
-    assert run_pages.Command("p", 1, "python benchmarks/gpu/check.py").needs == "a GPU"
-    assert not run_pages.Command("p", 1, "python benchmarks/curriculum.py --warm-up-to model").needs
+    assert run_pages.Command("p", 1, "python docs/count_migration.py Aug=given/not-there").lacks == "given/not-there"
+    assert run_pages.Command("p", 1, "python benchmarks/gpu/check.py").lacks == "a GPU"
+    assert not run_pages.Command("p", 1, "python benchmarks/curriculum.py --warm-up-to model").lacks
+
+
+def test_the_table_does_not_depend_on_what_the_reader_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = run_pages.Command("p", 1, "python benchmarks/x.py given/there")
+    (tmp_path / "given/there").mkdir(parents=True)
+    monkeypatch.setattr(run_pages, "ROOT", tmp_path)
+    assert not command.lacks
+    assert command.asks == "given/there"
 
 
 def test_a_command_runs_beside_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
