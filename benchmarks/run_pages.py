@@ -153,8 +153,11 @@ def table(found: dict[str, Any]) -> str:
         f"**Of {len(every)} commands of {len(own)} pages {len(again)} were run again"
         + (f" ({_when(again)})" if again else "")
         + f"; {len(failed)} of these did not end well.**",
-        f"Of the {len(every) - len(again)} others {len(needing)} need what the machine did not have. Load is",
+        f"Of the {len(every) - len(again)} others {len(needing)} need a GPU, a clone or what others wrote. Load is",
         "that of the machine when a command ended: above its cores seconds say little, and pages keep quieter figures.",
+        "What a page says of a test is held by `make test`. The README's figures are those of "
+        "[a model that sees](quickstart-vision.md)",
+        "and [a GPU](gpu.md).",
         "",
         "| page | run again | when | left |",
         "|---|---|---|---|",
