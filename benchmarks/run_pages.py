@@ -16,11 +16,13 @@ left, and the table says so.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -113,19 +115,23 @@ def run(command: Command, limit_s: float) -> dict[str, Any]:
     with (folder / f"{command.number}.txt").open("w") as output:
         output.write(f"$ {command.line}\n")
         output.flush()
-        try:
-            done = subprocess.run(
-                words,
-                cwd=folder,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **variables},
-                timeout=limit_s,
-                check=False,
-            )
-            result = "ok" if done.returncode == 0 else f"exit {done.returncode}"
-        except subprocess.TimeoutExpired:
-            result = "late"
+        # A session of its own: what it started ends with it.
+        with subprocess.Popen(
+            words,
+            cwd=folder,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        ) as process:
+            try:
+                code = process.wait(limit_s)
+                result = "ok" if code == 0 else f"exit {code}"
+            except subprocess.TimeoutExpired:
+                result = "late"
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
     return {
         "result": result,
         "seconds": round(time.monotonic() - started_s),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,22 @@ def test_a_command_runs_beside_its_page(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["result"] == "ok"
     assert (tmp_path / "some/2.txt").read_text().splitlines()[1] == "there"
     assert run_pages.run(run_pages.Command("some", 3, "python -c 'raise SystemExit(3)'"), 60)["result"] == "exit 3"
+
+
+def test_what_a_command_started_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_pages, "OUTPUTS", tmp_path)
+    (tmp_path / "start.py").write_text(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid)\n"
+    )
+    assert run_pages.run(run_pages.Command("some", 4, "python ../start.py"), 60)["result"] == "ok"
+    stat = Path(f"/proc/{(tmp_path / 'some/4.txt').read_text().splitlines()[1]}/stat")
+    for _ in range(600):
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{stat} is still there")
 
 
 def test_the_table_counts_what_was_run_again_and_names_what_is_left() -> None:
