@@ -165,15 +165,15 @@ def table(found: dict[str, Any]) -> str:
         "[a model that sees](quickstart-vision.md)",
         "and [a GPU](gpu.md).",
         "",
-        "| page | run again | when | left |",
+        "| page | run again | when | left: which of its commands, and why |",
         "|---|---|---|---|",
     ]
     for page, listed in own.items():
         title = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
         entries = [found[command.key] for command in listed if command.key in found]
         left = [(command, _reason(command, found)) for command in listed if not _done(command, found)]
-        said = [f"`{command.line}`: {reason}" for command, reason in left if reason]
-        said += [f"{len(left) - len(said)} not yet"] if len(left) > len(said) else []
+        said = [f"{command.number} ({reason})" for command, reason in left if reason]
+        said += [f"{len(left) - len(said)} of them not yet"] if len(left) > len(said) else []
         when = _when(entries) if entries else ""
         lines.append(f"| [{title}]({page.name}) | {len(entries)} of {len(listed)} | {when} | {'; '.join(said)} |")
     return "\n".join(lines) + "\n"
