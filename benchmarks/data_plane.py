@@ -232,7 +232,7 @@ def gather(ranks: int, copies: int, values: int = 65_536) -> dict[str, Any]:
     from nemorl.resources.ray_ranks import GroupSettings, Rank
     from nemorl.resources.ray_workers import RayWorkerGroup
 
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=2 * 2**30)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=2 * 2**30)
     answer, read, worker_s = numpy.zeros(values, numpy.float32), [0], [0.0]
 
     class Actor:

@@ -11,6 +11,7 @@ plain expression. Both graders run in this process, one pair after the other; ma
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import logging
 import platform
@@ -71,12 +72,28 @@ def measure(accepts: Accepts, pairs: list[Pair]) -> tuple[list[bool], list[float
     return verdicts, times_s
 
 
+def peer_pairs(tests: Path) -> list[Pair]:
+    """What math-verify's own tests say of a truth and a response: their tuples of two texts and a verdict, with or
+    without a flag behind it."""
+    found = []
+    for node in ast.walk(ast.parse(tests.read_text(encoding="utf-8"))):
+        match node:
+            case ast.Tuple(elts=[ast.Constant(str() as truth), ast.Constant(str() as response), verdict, *flags]):
+                values = [item.value for item in (verdict, *flags) if isinstance(item, ast.Constant)]
+                if len(values) == 1 or (len(values) == 2 and isinstance(values[1], bool)):
+                    found.append(Pair(truth, response, bool(values[0]), "math-verify's tests"))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--show", type=int, default=0, help="print so many wrong verdicts of each grader and kind")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON too")
+    parser.add_argument("--peer-tests", type=Path, help="math-verify's tests/test_all.py: its pairs instead of ours")
     options = parser.parse_args()
     pairs = [*written_pairs(), *generated_pairs(), *changed_truths()]
+    if options.peer_tests is not None:
+        pairs = peer_pairs(options.peer_tests)
     by_category: dict[str, list[int]] = defaultdict(list)
     for index, pair in enumerate(pairs):
         by_category[pair.category.partition(" ")[0] if "generated" in pair.category else pair.category].append(index)

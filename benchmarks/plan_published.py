@@ -81,7 +81,13 @@ def llama_405b(gpus: int, tf: float) -> Published:
         }
     )
     batch = 2048
-    backend = MegatronConfig(pipeline_parallel_size=16, virtual_pipeline_parallel_size=8)
+    # The first and the last stage have one layer less (its section 3.3.2), as 126 do not divide by 16.
+    backend = MegatronConfig(
+        pipeline_parallel_size=16,
+        virtual_pipeline_parallel_size=8,
+        embedding_counts_as_layer=True,
+        head_counts_as_layer=True,
+    )
     held = trained(geometry, backend, gpus, tensor=8, row=8192)
     scene = Scene(parse_fleet(gpus // 8, "8xH100"), held, (), None, Work(batch, 0, 8192, 8192))
     flops = geometry.training_flops(batch * 8192, batch * 8192, batch * 8192**2)

@@ -37,7 +37,6 @@ ALGORITHMS = {"teacher": "distillation", "teachers": "distillation", "critic": "
 OTHERS = {
     "src/nemorl_near_miss/config.py",  # of the package that docs/first-plugin.md writes
     "src/nemorl_near_miss/environment.py",
-    "tests/test_all.py",  # of math-verify
 }
 _FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 _YAML = re.compile(r"^```yaml\n(?! )(.*?)^```", re.MULTILINE | re.DOTALL)

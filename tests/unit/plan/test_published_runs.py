@@ -93,3 +93,12 @@ def test_a_rack_of_nvl72_is_one_island() -> None:
     assert [rack.link_gb_s(ranks) for ranks in (4, 72, 73)] == [900, 900, 50]
     assert [node.link_gb_s(ranks) for ranks in (4, 5)] == [900, 50]
     assert Fleet(device_named("H100"), 2, 8).island == 8
+
+
+def test_published_pretraining_is_planned_at_most_a_half_slower() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+        runs = importlib.import_module("plan_published").RUNS
+    found = [step_time(run.scene).seconds / run.seconds for run in runs]
+    assert len(found) == 5
+    assert all(0.95 < ratio < BOUND for ratio in found), found
