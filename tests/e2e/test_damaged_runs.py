@@ -135,7 +135,9 @@ def test_a_damaged_run_ends_as_the_sound_one_or_is_refused(
         error = refusal(lambda place=place: fit(tiny_model, place, resume=True))
         if error is not None:
             assert "fix: " in str(error), f"{damage} {file}"
-            assert file.name in REFUSED or (damage == "a folder" and len(file.parts) == 1), f"{damage} {file}: {error}"
+            is_blocked = damage == "a folder" and len(file.parts) == 1
+            is_blocked |= damage == "a dangling link" and file.name == "run.lock"  # no lock is taken through a link
+            assert file.name in REFUSED or is_blocked, f"{damage} {file}: {error}"
             continue
         assert file.name not in REFUSED or damage == "flipped", f"{damage} {file}"
         assert ends_as(whole, place), f"{damage} {file}"
