@@ -41,7 +41,10 @@ OUT_OF_MEMORY = ("KV cache", "kv cache", "cache blocks", "memory utilization", "
 
 
 def import_vllm() -> None:
-    """Make ``import vllm`` safe and quiet from here on.
+    """Make ``import vllm`` safe and quiet from here on, and have it read its variables anew.
+
+    Once an engine has started in a process, vLLM remembers all of them as they were: the ranks of a later one would
+    each take themselves for the only one, and hold the whole model.
 
     Raises:
         BackendError: vLLM is not installed, or cannot be imported.
@@ -54,6 +57,7 @@ def import_vllm() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch, about names that vLLM looks through
             import vllm  # noqa: F401
+            from vllm.envs import disable_envs_cache
     except ModuleNotFoundError as error:
         if error.name == "vllm":
             raise BackendError(
@@ -63,6 +67,7 @@ def import_vllm() -> None:
         raise _explained(error, "be imported") from error
     except Exception as error:
         raise _explained(error, "be imported") from error
+    disable_envs_cache()
 
 
 def enable_amx() -> None:

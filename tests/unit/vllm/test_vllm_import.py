@@ -20,9 +20,11 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file that ``import vllm`` runs; environment and modules are restored."""
     before = dict(os.environ)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "vllm", raising=False)
+    for name in ("vllm", "vllm.envs"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     yield tmp_path / "vllm.py"
-    sys.modules.pop("vllm", None)  # the false one: others may want the real one after this
+    for name in ("vllm", "vllm.envs"):
+        sys.modules.pop(name, None)  # the false one: others may want the real one after this
     os.environ.clear()
     os.environ.update(before)
 
@@ -56,8 +58,14 @@ def test_a_missing_vllm_is_said_with_how_to_install_it(
 
 def test_the_import_is_prepared_and_the_users_own_settings_win(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
-    broken.write_text("")
+    package = broken.with_suffix("")
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "envs.py").write_text(
+        "is_cached = True\ndef disable_envs_cache():\n    global is_cached; is_cached = False"
+    )
     environment.import_vllm()
+    assert not sys.modules["vllm.envs"].is_cached
     assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert os.environ["VLLM_LOGGING_LEVEL"] == "INFO"
     assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
