@@ -27,6 +27,8 @@ def test_a_dry_run_prints_and_writes_what_would_be_submitted(run_yaml: Path, nem
     assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "job.sbatch"]
     config = (folder / "config.yaml").read_text()
     assert "num_nodes: 2" in config
+    assert config not in done.out
+    assert f"{folder}/config.yaml: the run's config, {len(config.splitlines())} lines" in done.out
     assert "address: auto" in config
     assert "launch:" not in config
     assert f"run_dir: {run_yaml.parent}/runs/grpo-" in config

@@ -84,6 +84,7 @@ def submit(
 
       nemorl launch grpo.yaml --on local --name try-1
     """
+    from nemorl_ops.launch.base import CONFIG
     from nemorl_ops.launch.prepare import prepare, secret_values
     from nemorl_ops.launch.records import submitted
 
@@ -99,9 +100,12 @@ def submit(
             echo_json({**found, "files": prepared.files}, indent=2)
             return
         say(f"# {job.num_nodes} node{'s' * (job.num_nodes > 1)}, {_devices(job)}; nemorl plan: {prepared.plan.words}")
+        config_lines = prepared.files[CONFIG].count("\n")
+        say(f"# {job.folder / CONFIG}: the run's config, {config_lines} lines with all defaults")
         for file, text in prepared.files.items():
-            say(f"# {job.folder / file}")
-            say(text)
+            if file != CONFIG:
+                say(f"# {job.folder / file}")
+                say(text)
         say(f"# would run\n{prepared.submission}")
         return
     secret_values(launcher)
