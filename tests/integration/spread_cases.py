@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import torch
 from nemorl.contracts import Loss
 from nemorl.metrics import Metrics, merge
-from nemorl.resources.worker import WorkerContext
 from nemorl_tensors import TokenBatch
 from spawned import run_calls
 from torch import Tensor
@@ -29,7 +28,7 @@ class Shard(Protocol):
 
 
 def run_spread(function: Callable[..., Any], cases: Mapping[str, SpreadCase]) -> dict[str, list[Any]]:
-    """``function(context, case)`` on every rank of each case; those of one rank run here, first.
+    """``function(context, case)`` on every rank of each case, of those with the fewest ranks first.
 
     Returns:
         By name, the results in rank order. Cases of as many ranks share their processes.
@@ -37,11 +36,8 @@ def run_spread(function: Callable[..., Any], cases: Mapping[str, SpreadCase]) ->
     found: dict[str, list[Any]] = {}
     for size in sorted({case.world_size for case in cases.values()}):
         chosen = {name: case for name, case in cases.items() if case.world_size == size}
-        if size == 1:
-            found |= {name: [function(WorkerContext(), case)] for name, case in chosen.items()}
-        else:
-            results = run_calls([(function, (case,)) for case in chosen.values()], size)
-            found |= dict(zip(chosen, results, strict=True))
+        results = run_calls([(function, (case,)) for case in chosen.values()], size)
+        found |= dict(zip(chosen, results, strict=True))
     return found
 
 
