@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 RUN, ADAPTER = "runs/grpo-1a2b3c4d", "runs/adapter"
 ONLY_PARSED = {
     "serves until somebody stops it": (16, r"serve|view (?!samples|watch)|engines|launch (status|logs)"),
-    "trains for minutes, in tests of its own": (7, r"quickstart|compare bisect"),
+    "trains for minutes, in tests of its own": (8, r"quickstart|compare bisect"),
     "installs packages from an index": (19, r"plugins (un)?install|try (?!--clean)"),
     "tries every check of plugins in processes of their own": (10, r"plugins check(?! math --badge)"),
     "needs other hardware or machines": (8, r"train .*(cluster\.|megatron)|.*--generation vllm"),
