@@ -78,7 +78,7 @@ def exported(trainer: Any) -> dict[str, Tensor]:
 class OneEngine:
     """An engine as the driver sees it."""
 
-    answered_s, lives, workers = 0.0, 0, SimpleNamespace(data_parallel_size=1)
+    answered_s, lives, replicas = 0.0, 0, 1
 
     def __init__(self, engine: Any) -> None:
         self.generate, self._engine = engine.generate, engine
