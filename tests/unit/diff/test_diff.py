@@ -27,6 +27,7 @@ from nemorl_insight.diff.stages import Point
 from nemorl_insight.diff.telling import first_difference, sentences
 from nemorl_insight.diff.tensors import CheckpointPair, is_equal, stored_tensors, unequal
 from nemorl_insight.diff.walking import Walk, walk
+from recorded_messages import Raises
 from safetensors.torch import load_file, save_file
 
 Plant = Callable[[Path], None]
@@ -256,17 +257,17 @@ def test_tensors_are_compared_as_torch_compares_them(
     assert found.first == float(one["b.weight"].flatten()[100])
 
 
-def test_a_tensor_that_one_checkpoint_lacks_and_a_damaged_header_are_said(tmp_path: Path) -> None:
+def test_a_tensor_that_one_checkpoint_lacks_and_a_damaged_header_are_said(tmp_path: Path, raises: Raises) -> None:
     one, other = ({"a": torch.ones(2)}, {"a": torch.ones(2), "b": torch.ones(3)})
     for name, tensors in (("one", one), ("other", other)):
         (tmp_path / name / "policy").mkdir(parents=True)
         save_file(tensors, tmp_path / name / "policy/x.safetensors")
-    for names, said in ((("one", "other"), "missing in one"), (("other", "one"), "missing in the other")):
-        with pytest.raises(ValueError, match=f"policy: b is .*{said}"):
+    for names, lacking in ((("one", "other"), "one"), (("other", "one"), "other")):
+        with raises(ValueError, "b", lacking):
             list(CheckpointPair(*(tmp_path / name for name in names), 0.0).differences())
     for header in (b"[]", b'{"a": []}', b'{"a": {"dtype": "F32"}}'):
         (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-        with pytest.raises(ValueError, match="damaged header"):
+        with raises(ValueError, "header"):
             stored_tensors(tmp_path / "x.safetensors")
 
 

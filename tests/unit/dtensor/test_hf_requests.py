@@ -58,11 +58,11 @@ def logprobs_of(model: Any, ids: tuple[int, ...]) -> Tensor:
     return torch.cat((torch.zeros(1), found))
 
 
-def test_an_observation_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_an_observation_that_fails_leaves_nothing_behind(tmp_path: Path, raises: Raises) -> None:
     generator, _, _ = engine(tmp_path)
     request = GenerationRequest((9, 18, 10), SAMPLED, (1, 2))
     expected = generator.generate([request])
-    with pytest.raises(BackendError, match="no room"):
+    with raises(BackendError):
         generator.observe(GenerationRequest((9,) * 128, SAMPLED, (1,)))
     assert generator.generate([request]) == expected
     assert type(generator._versions.newest.batch._decoder).__name__ == "LlamaDecoder"  # none that records

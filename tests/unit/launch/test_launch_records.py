@@ -248,7 +248,9 @@ def test_a_detached_process_is_found_by_its_words(tmp_path: Path) -> None:
     assert detached.find(words) is None
 
 
-def test_a_run_that_has_only_begun_is_not_taken_for_the_one_before(run_yaml: Path, nemorl: Command) -> None:
+def test_a_run_that_has_only_begun_is_not_taken_for_the_one_before(
+    run_yaml: Path, nemorl: Command, raises: Raises
+) -> None:
     ready = prepared(run_yaml, on="local")
     before = Attempt(ready.job.folder / "attempt-0")
     before.folder.mkdir(parents=True)
@@ -260,7 +262,7 @@ def test_a_run_that_has_only_begun_is_not_taken_for_the_one_before(run_yaml: Pat
     try:
         found = nemorl("launch", "status", "a", "--json").json
         assert (found["state"], found["attempt"]) == ("running", 1)
-        with pytest.raises(UsageError, match="a is running"):
+        with raises(UsageError, "a", "running"):
             records.submitted(prepared(run_yaml, on="local"))
         while not (log := ROOT / "a" / "output.log").read_text():
             assert detached.is_alive(handle)

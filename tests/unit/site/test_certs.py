@@ -287,9 +287,11 @@ def test_a_certificate_of_the_environment_that_is_gone_is_a_problem_among_others
     assert "gone.pem is no PEM certificate" in problem.message
 
 
-def test_an_authority_that_has_ended_signs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_authority_that_has_ended_signs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Raises
+) -> None:
     monkeypatch.setattr(authority, "CA_DAYS", 0)
-    with pytest.raises(UsageError, match="signs nothing that would last"):
+    with raises(UsageError):
         authority.make(tmp_path / "certs", ["node7"], days=30)
 
 
