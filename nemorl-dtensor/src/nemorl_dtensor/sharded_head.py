@@ -158,6 +158,7 @@ def _spread_options(scorer: Scorer, ranks: Ranks, temperature: float) -> dict[st
     """How this rank's rows of the head become log-probs, and which rows those are."""
     mesh, rows = ranks.mesh["tp"], scorer.weight.shape[0]
     # DTensor cuts a dimension into pieces of equal size, the last ones shorter or empty.
-    first = min(mesh.get_local_rank() * -(-rows // mesh.size()), rows)
+    widest = -(-rows // mesh.size())
+    first = min(mesh.get_local_rank() * widest, rows)
     bias = None if scorer.bias is None else local(scorer.bias)
-    return {**scorer.options(temperature), "bias": bias, "first": first, "group": mesh.get_group()}
+    return {**scorer.options(temperature), "bias": bias, "first": first, "group": mesh.get_group(), "widest": widest}

@@ -217,7 +217,7 @@ def compare_heads(context: WorkerContext) -> list[float]:
         first, last = (0, 6) if context.rank == 0 else (6, 11)
         part, part_bias = weight[first:last].detach().requires_grad_(), bias[first:last].detach().requires_grad_()
         spread = vocab_parallel_logprobs(
-            hidden, part, targets, first=first, group=distributed.group.WORLD, bias=part_bias, **options
+            hidden, part, targets, first=first, group=distributed.group.WORLD, widest=6, bias=part_bias, **options
         )
         assert torch.equal(spread.detach().isfinite(), kept)
         found = torch.autograd.grad((spread[kept] * slopes[kept]).sum(), (hidden, part, part_bias))
@@ -227,7 +227,7 @@ def compare_heads(context: WorkerContext) -> list[float]:
         if keep is None:
             del options["keep"]
             ids, likeliest = linear_topk_logprobs(hidden, weight, 4, bias=bias, **options)
-            options |= {"first": first, "group": distributed.group.WORLD, "bias": part_bias}
+            options |= {"first": first, "group": distributed.group.WORLD, "widest": 6, "bias": part_bias}
             found_ids, found_likeliest = vocab_parallel_topk_logprobs(hidden, part, 4, **options)
             assert torch.equal(found_ids, ids)
             differences.append(float((found_likeliest - likeliest).abs().max()))

@@ -26,6 +26,7 @@ def vocab_parallel_logprobs(
     *,
     first: int,
     group: dist.ProcessGroup,
+    widest: int | None = None,
     bias: Tensor | None = None,
     temperature: float = 1.0,
     softcap: float | None = None,
@@ -41,6 +42,7 @@ def vocab_parallel_logprobs(
         targets: [M] token ids in the whole vocabulary, or [M, K]; the same on every rank.
         first: Token id of the first of those rows.
         group: The ranks that share the vocabulary.
+        widest: U of the rank that has most: ranks must cut positions alike to meet. Unset: all have as many.
         bias: [U] of the head, if it has one.
         temperature: Divides the logits.
         softcap: ``softcap * tanh(logits / softcap)`` where the model caps its logits.
@@ -55,7 +57,7 @@ def vocab_parallel_logprobs(
     Example:
         >>> vocab_parallel_logprobs(hidden, my_rows, targets, first=rank * len(my_rows), group=group)  # doctest: +SKIP
     """
-    widest = _widest(weight, group)
+    widest = widest or weight.shape[0]
     chunk = chunk_tokens or max(1, CHUNK_LOGITS // widest)
     if keep is not None and keep.top_k is None:
         chunk = max(1, chunk // dist.get_world_size(group))  # each rank then has the logits of all
@@ -73,6 +75,7 @@ def vocab_parallel_topk_logprobs(
     *,
     first: int,
     group: dist.ProcessGroup,
+    widest: int | None = None,
     bias: Tensor | None = None,
     temperature: float = 1.0,
     softcap: float | None = None,
@@ -88,7 +91,7 @@ def vocab_parallel_topk_logprobs(
     count, own, ranks = hidden.shape[0], weight.shape[0], dist.get_world_size(group)
     ids = torch.empty((count, k), dtype=torch.int64, device=hidden.device)
     logprobs = torch.empty((count, k), dtype=torch.float32, device=hidden.device)
-    for part in chunked(count, chunk_tokens or max(1, CHUNK_LOGITS // _widest(weight, group))):
+    for part in chunked(count, chunk_tokens or max(1, CHUNK_LOGITS // (widest or own))):
         logits_CU = head_logits(hidden[part], weight, bias, temperature, softcap)[0]
         offered = logits_CU.topk(min(k, own), dim=1)
         missing = (0, k - min(k, own))  # a rank may have fewer than k entries
@@ -180,13 +183,6 @@ class _VocabParallelLogprobs(torch.autograd.Function):
 
 def _at_least(logits_CU: Tensor, lowest_C1: Tensor) -> Tensor:
     return torch.where(logits_CU >= lowest_C1, logits_CU, -torch.inf)
-
-
-def _widest(weight: Tensor, group: dist.ProcessGroup) -> int:
-    """U of the rank that has most, as the last may have less: ranks must cut positions alike to meet. Collective."""
-    rows = torch.tensor(weight.shape[0], device=weight.device)
-    dist.all_reduce(rows, dist.ReduceOp.MAX, group=group)
-    return int(rows)
 
 
 def _lowest_kept(logits_CU: Tensor, keep: TokenFilter, group: dist.ProcessGroup, widest: int) -> Tensor:
