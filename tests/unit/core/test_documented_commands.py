@@ -76,13 +76,18 @@ def problems_of_config(call: Call) -> Iterator[str]:
         yield str(error)
 
 
+def is_readers(file: str) -> bool:
+    """Whether this is a reader's own file, or below ``given``, where readers have what others publish."""
+    return file in READERS or file.startswith("given/")
+
+
 def problems_of_program(command: Documented) -> Iterator[str]:
     """Files and options that are not there, of ``python`` and ``pytest``."""
     words = [word.partition("::")[0] for word in command.words[1:]]
     files = [word for word in words if word.endswith(".py") or word.startswith("tests/")]
     if words[:1] == ["-m"] and words[1] not in MODULES:
         yield f"no known module {words[1]}"
-    yield from (f"no file {file}" for file in files if file not in READERS and not (ROOT / file).exists())
+    yield from (f"no file {file}" for file in files if not is_readers(file) and not (ROOT / file).exists())
     if not files and command.program != "pytest" and "-m" not in words:
         yield "no file is named"
     if not files or command.program == "pytest" or "-m" in words or not (ROOT / files[0]).is_file():

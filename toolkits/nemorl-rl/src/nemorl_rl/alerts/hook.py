@@ -106,7 +106,7 @@ class Alerts:
 
     def on_step_end(self, trainer: Any, step: int) -> None:
         self._end()  # now that the record is written
-        if not is_validated(trainer, step):
+        if self._saves and not is_validated(trainer, step):
             self._save(trainer, step)
 
     def on_validation_end(self, trainer: Any, step: int) -> None:

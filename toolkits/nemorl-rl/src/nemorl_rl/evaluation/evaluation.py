@@ -159,7 +159,6 @@ class Evaluator:
         Raises:
             UsageError: the config has no environment.
         """
-        require_models(config)
         self._config = config
         self._max_turns = max_turns or configured_turns(config)
         environment = environment if environment is not None else as_environment(config.environment)
@@ -167,6 +166,7 @@ class Evaluator:
             raise UsageError("nothing scores the responses", fix="set `environment:`, e.g. environment=math")
         self._pool = EnvironmentPool.from_config(environment, config.rollouts)
         try:
+            require_models(config)
             self._tokenizer = Tokenizer.of(config.policy)
             self._engine = standalone_generation(config.generation, config.policy)
         except BaseException:
