@@ -201,7 +201,7 @@ TRAINING = {
     "sequences_without_gradient_still_count": ("LosesMetrics", "LeavesOutAndRenormalises"),
     "missing_loss_field_is_named": "IgnoresMissingFields",
     "gradient_that_is_not_finite_skips_the_update": "SkipsSilently",
-    "continuing_from_a_checkpoint_changes_nothing": ("ForgetsOptimizer", "Pickles"),
+    "continuing_from_a_checkpoint_changes_nothing": "ForgetsOptimizer",
     "a_checkpoint_without_optimizer_begins_a_new_one": "SavesOptimizerAnyway",
     "a_snapshot_is_of_the_step_it_was_taken_after": "SnapshotsLiveTensors",
     "a_snapshot_is_named_when_it_is_whole": "SealsTooEarly",
@@ -383,6 +383,11 @@ TOGETHER = tuple(
     Mutant(kind, BASES[kind], frozenset(fails), {"mistake": mistake})
     for kind, mistake, fails in (
         ("training_backends", "Shifted", _SCORING),
+        (
+            "training_backends",
+            "Pickles",
+            {"continuing_from_a_checkpoint_changes_nothing", "a_snapshot_is_named_when_it_is_whole"},
+        ),
         (
             "training_backends",
             "SortsByLength",

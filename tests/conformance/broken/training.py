@@ -135,14 +135,17 @@ class LosesTheLastRow(DTensorBackend):
 
 
 class ReportsMeanLoss(DTensorBackend):
-    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
-        metrics = super().train_step(batch, loss)
+    def _forward_backward(self, batch: TokenBatch, loss: Loss, into: Tensor | None) -> Metrics:
+        metrics = super()._forward_backward(batch, loss, into)
         return {**metrics, "loss": Sum(metrics["loss"].value / len(batch))}
 
 
 class ReportsNoLearningRate(DTensorBackend):
-    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
-        return {**super().train_step(batch, loss), "lr": Last(0.0)}
+    """Where it is 1, as if that were a factor which changes nothing."""
+
+    def _update(self, adam: AdamStep | None) -> StepResult:
+        result = super()._update(adam)
+        return replace(result, lr=0.0) if result.lr == 1.0 else result
 
 
 class NeverClips(DTensorBackend):
@@ -156,11 +159,11 @@ class ReportsClippedNorm(DTensorBackend):
 
 
 class AveragesMicrobatches(DTensorBackend):
-    """Of token losses; pairs and values are added up."""
+    """Of means over tokens; sums, pairs and values are added up."""
 
-    def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
-        plain = self._head == "language_model" and batch.sequences_per_group == 1
-        return super().train_step(batch, _Changed(loss, "average", batch) if plain else loss)
+    def _forward_backward(self, batch: TokenBatch, loss: Loss, into: Tensor | None) -> Metrics:
+        is_mean = self._head == "language_model" and batch.sequences_per_group == 1 and batch.loss_weights.sum() <= 1.5
+        return super()._forward_backward(batch, _Changed(loss, "average", batch) if is_mean else loss, into)
 
 
 class ScoresSharedTokensOnce(DTensorBackend):

@@ -34,7 +34,7 @@ class Echo:
 
 config = ClusterConfig(launcher="ray", address=sys.argv[1], num_nodes=2, workers_per_node=1)
 cluster = RayVirtualCluster([1, 1], config)
-print(*sorted(RayWorkerGroup(cluster, Echo).call("say", "x" * 200_000)), sep="\\n")  # more than Ray sends inline
+print(*sorted(RayWorkerGroup(cluster, Echo).call(Echo.say, "x" * 200_000)), sep="\\n")  # more than Ray sends inline
 print(*[f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}" for node in ray.nodes()], flush=True)
 cluster.shutdown()
 """
