@@ -104,10 +104,10 @@ def nemorl(home: Path, *arguments: str | Path, **variables: str) -> str:
 
 @pytest.fixture
 def builds_at_once(tmp_path: Path) -> dict[str, str]:
-    """Variables with which pip builds projects with the hatchling from here, not with one in an environment each."""
+    """Variables with which pip builds projects with hatchling and setuptools from here, not in an environment each."""
     folder = tmp_path / "backend"
     folder.mkdir()
-    for package in ("hatchling", "packaging", "pathspec", "pluggy", "trove_classifiers"):
+    for package in ("hatchling", "packaging", "pathspec", "pluggy", "setuptools", "trove_classifiers"):
         (folder / package).symlink_to(Path(sysconfig.get_path("purelib")) / package)
     # pip's way to say: without. What is not compiled now (all of Ray) is, where it is imported.
     return {"PYTHONPATH": str(folder), "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_COMPILE": "1"}

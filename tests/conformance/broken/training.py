@@ -420,13 +420,13 @@ class SavesNoTokenizer(DTensorBackend):
 
 
 class SavesFirstWeights(DTensorBackend):
-    """Writes the language model that it began with."""
+    """Writes the language model that it began with, after its first update."""
 
     def save_pretrained(self, path: Path) -> None:
         from transformers import AutoModelForCausalLM
 
         super().save_pretrained(path)
-        if self._head == "language_model":
+        if self._head == "language_model" and self._optimizer.steps == 1:
             AutoModelForCausalLM.from_pretrained(self._policy.model_name).save_pretrained(path)
 
 
@@ -516,7 +516,7 @@ class AnswersWithAnyHead(DTensorBackend):
 
 
 class GathersOnce(DTensorBackend):
-    """Gathers its weights once after training has begun, and hands these out ever after."""
+    """Gathers its weights once after training has begun, and hands these out until a gradient is zero."""
 
     has_moved = False
     gathered: list[Mapping[str, Tensor]] | None = None
@@ -524,6 +524,8 @@ class GathersOnce(DTensorBackend):
     def train_step(self, batch: TokenBatch, loss: Loss) -> Metrics:
         metrics = super().train_step(batch, loss)
         self.has_moved |= not metrics["skipped_updates"].value
+        if metrics["grad_norm"].value == 0:
+            self.gathered = None
         return metrics
 
     def export_weights(self) -> Iterator[Mapping[str, Tensor]]:

@@ -13,11 +13,10 @@ import pytest
 from generated import installed, write
 from nemorl import __version__
 from nemorl.plugins import Registry
-from nemorl_cli.plugin_checks import diagnose
 from nemorl_testing import conformance
 from nemorl_testing.scaffold.names import PACKAGES, Names, kinds
 from nemorl_testing.scaffold.writing import package_texts
-from nemorl_trust.source import read_source
+from nemorl_trust.source import diagnose, read_source
 from packaging.requirements import Requirement
 
 LENGTHS = {"short": "q", "digits": "v2-x9", "longest": "the-longest-name-that-is-all-1"}

@@ -18,8 +18,8 @@ from nemorl.plugins import Index, PluginPolicy, Registry, register
 from nemorl.plugins.index import PREFIX
 from nemorl.plugins.kinds import EnvironmentConfig
 from nemorl.plugins.registry import config_bases
-from nemorl_cli.plugin_checks import diagnose
 from nemorl_testing.plugin import use_registry
+from nemorl_trust.source import diagnose
 from recorded_messages import Raises
 
 BAD_SYNTAX = "class Env(:\n"

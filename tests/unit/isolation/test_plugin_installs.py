@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -228,3 +229,16 @@ def test_an_environment_that_cannot_be_made_and_one_without_its_python_are_said(
         install_isolated("acme-env", "acme-env", [], quiet=True)
     gone = str(tmp_path / "python")
     assert gone in _watched([gone, "-c", "pass"], 10.0, None)
+
+
+def test_an_isolated_check_needs_nothing_of_the_command_line() -> None:
+    """Beside an isolated plugin there are kernel, trust, and toolkits without what these depend on."""
+    absent = ("nemorl_cli", "torch", "transformers", "typer", "rich", "pyarrow")
+    plugins = [("environments", "exact_match"), ("datasets", "arithmetic"), ("loggers", "tensorboard")]
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({absent}))\n"
+        "from nemorl_testing.smoke import look\n"
+        f"print(*[look(*plugin, full=False)['problems'] for plugin in {plugins}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[] [] []\n", 0), done.stderr

@@ -1,6 +1,4 @@
-"""Whether a plugin works, as far as importing its config module tells; and what `nemorl plugins check` sees of it: in a
-process of its own, of which nothing is left afterwards.
-"""
+"""What `nemorl plugins check` sees of a plugin: in a process of its own, of which nothing is left afterwards."""
 
 from __future__ import annotations
 
@@ -14,8 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from nemorl.errors import PluginError
-from nemorl.plugins import Diagnostic, PluginEntry, Registry
+from nemorl.plugins import Diagnostic, PluginEntry
 from nemorl_trust.source import read_source
 
 if TYPE_CHECKING:
@@ -25,25 +22,6 @@ MAX_ANSWER_BYTES = 4 << 20
 """Of the file in which the process of ``check`` says what it found."""
 LOSSES = "losses"
 """The kind of a result of ``check`` that is of a loss, named as ``module:name``."""
-
-
-def diagnose(entry: PluginEntry, plugins: Registry) -> Diagnostic | None:
-    """The reason why an entry of ``plugins`` cannot be used; ``None`` where it can."""
-    if entry.diagnostics:
-        return entry.diagnostics[0]
-    if entry.kind == "templates":  # files, which nobody imports
-        return read_source(entry).problem
-    try:
-        loaded = Registry(plugins.index).load(entry.kind, entry.id)  # anew: what failed may work by now
-    except PluginError as error:
-        return Diagnostic("broken", "NRL106", entry.id, error.message, error.fix or "", repr(error.__cause__))
-    from nemorl.plugins.kinds import PluginConfig  # pydantic takes 0.1 s, which `plugins list` need not wait for
-
-    missing = loaded.missing_modules() if isinstance(loaded, type) and issubclass(loaded, PluginConfig) else []
-    if not missing:
-        return None
-    fix = loaded.install_hint or f"pip install {' '.join(missing)}"
-    return Diagnostic("missing", "NRL105", entry.id, f"needs {', '.join(missing)}, which cannot be found", fix)
 
 
 def check_loss(path: str, timeout_s: float) -> dict[str, Any]:

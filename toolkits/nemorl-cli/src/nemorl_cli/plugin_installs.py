@@ -31,7 +31,7 @@ from nemorl_cli.terminal import say
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
-CHECKING = ("nemorl-testing", "nemorl-tensors", "nemorl-rl", "nemorl-cli")
+CHECKING = ("nemorl-testing", "nemorl-tensors", "nemorl-rl")
 """Toolkits that checks of a plugin import; those that are here are installed beside it."""
 
 

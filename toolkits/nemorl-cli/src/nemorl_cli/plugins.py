@@ -22,12 +22,12 @@ from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import PluginNotFoundError, UsageError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.index import kind_called, singular
-from nemorl_trust.source import read_source, template_text
+from nemorl_trust.source import diagnose, read_source, template_text
 from rich.table import Table
 
 from nemorl_cli.answers import AsJson, echo_json
 from nemorl_cli.help_texts import App
-from nemorl_cli.plugin_checks import LOSSES, check_entry, check_loss, diagnose
+from nemorl_cli.plugin_checks import LOSSES, check_entry, check_loss
 from nemorl_cli.terminal import console, plain, print_table, say, styled
 
 app = App(no_args_is_help=True, help="See which plugins are installed and whether they work; get more.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nemorl.plugins import registry
-from nemorl_cli.plugin_checks import diagnose
+from nemorl_trust.source import diagnose
 
 from nemorl_testing.kit import Subject, expect
 

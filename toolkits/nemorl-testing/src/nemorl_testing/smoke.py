@@ -19,7 +19,7 @@ from typing import Any
 from nemorl.errors import ConfigError, NemorlError
 from nemorl.plugins import PluginEntry, registry
 from nemorl.plugins.index import requirement_on_kernel
-from nemorl_cli.plugin_checks import diagnose
+from nemorl_trust.source import diagnose
 
 from nemorl_testing.kit import CONFIG_KINDS, Settings, Subject, checks_for, run_checks
 

@@ -1,4 +1,5 @@
-"""A plugin's source, read without running it: that it is there, that it parses, its one-line summary.
+"""A plugin's source, read without running it: that it is there, that it parses, its one-line summary. And whether the
+plugin works, as far as importing its config module tells.
 
 ``plugins list`` shows plugins that nobody has asked for yet, so none of their code may run: modules are located the way
 import would, but not even their parent packages are imported, and the file is parsed, not executed.
@@ -19,7 +20,7 @@ from pathlib import Path
 from nemorl.base.packages.owner import described
 from nemorl.errors import PluginError
 from nemorl.plugins.index import Diagnostic, PluginEntry, singular
-from nemorl.plugins.registry import RegisteredPoint
+from nemorl.plugins.registry import RegisteredPoint, Registry
 
 DYNAMIC = "__getattr__"
 """A module that defines it may offer any name."""
@@ -57,6 +58,25 @@ def read_source(entry: PluginEntry) -> SourceFacts:
         return SourceFacts(fallback, Diagnostic("broken", "NRL106", entry.id, message, _reinstall(entry)))
     own = _of_command(tree, attribute, names.get(attribute)) if entry.kind == "commands" else ""
     return SourceFacts(own or _summary(names.get(attribute)) or fallback)
+
+
+def diagnose(entry: PluginEntry, plugins: Registry) -> Diagnostic | None:
+    """The reason why an entry of ``plugins`` cannot be used; ``None`` where it can."""
+    if entry.diagnostics:
+        return entry.diagnostics[0]
+    if entry.kind == "templates":  # files, which nobody imports
+        return read_source(entry).problem
+    try:
+        loaded = Registry(plugins.index).load(entry.kind, entry.id)  # anew: what failed may work by now
+    except PluginError as error:
+        return Diagnostic("broken", "NRL106", entry.id, error.message, error.fix or "", repr(error.__cause__))
+    from nemorl.plugins.kinds import PluginConfig  # pydantic takes 0.1 s, which `plugins list` need not wait for
+
+    missing = loaded.missing_modules() if isinstance(loaded, type) and issubclass(loaded, PluginConfig) else []
+    if not missing:
+        return None
+    fix = loaded.install_hint or f"pip install {' '.join(missing)}"
+    return Diagnostic("missing", "NRL105", entry.id, f"needs {', '.join(missing)}, which cannot be found", fix)
 
 
 def template_text(entry: PluginEntry) -> str:

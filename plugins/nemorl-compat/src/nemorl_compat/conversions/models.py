@@ -112,7 +112,9 @@ def tokenizer(old: OldConfig, new: Pieces) -> None:
         if template == "default":
             new.put("policy.tokenizer.chat_template", None)
     new.put_given("policy.tokenizer.chat_template", chat_template(old))
-    options = {**(old.get("policy.tokenizer.chat_template_kwargs") or {}), **template_options(old)}
+    options = old.get("policy.tokenizer.chat_template_kwargs") or {}
+    if isinstance(options, Mapping):  # what is none goes on as it is, to be refused
+        options = {**options, **template_options(old)}
     new.put_given("policy.tokenizer.chat_template_kwargs", options or None)
     new.put_given("policy.hf_config_overrides", old.get("policy.hf_config_overrides"))
 
