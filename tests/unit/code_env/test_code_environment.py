@@ -132,6 +132,14 @@ def test_a_hanging_test_does_not_take_those_before_it() -> None:
     assert (only.reward, happened(only)) == (0.25, {"code_timeout"})
 
 
+def test_a_program_that_outlasts_the_patience_of_a_run_is_the_doing_of_the_policy() -> None:
+    patient = built(timeout_s=4.0)
+    pool = EnvironmentPool(patient, timeout_s=0.5)
+    episode = pool.start(Prompt(0, "Add.", (1,), row={"tests": PAIRS}))
+    (step,) = pool.step([episode], [code("import time; time.sleep(9)")])
+    assert (step.score.outcome, step.score.valid) == ("policy_timeout", True)
+
+
 def test_many_responses_are_judged_with_few_workers() -> None:
     environment = built(workers=2)
     responses = [code(f"print({number})") for number in range(12)]

@@ -72,7 +72,7 @@ def migrate(
 
       nemorl config migrate --from verl run_qwen3_grpo.sh MODEL_PATH=Qwen/Qwen3-4B -o grpo.yaml
 
-      nemorl config migrate old.yaml --allow-loss 'policy.dtensor_cfg.cpu_offload' --report
+      nemorl config migrate old.yaml --allow-loss 'policy.dtensor_cfg.lora_cfg.exclude_modules' --report
     """
     if old.is_dir() and system == "nemo_rl":
         _migrate_folder(old, output, allow_loss or [], as_json=as_json)

@@ -86,11 +86,11 @@ def serve(
 
     Examples:
 
-      nemorl serve runs/quickstart --port 8000
+      nemorl serve runs/quickstart-seed0/grpo --port 8000
 
       nemorl serve runs/grpo-1a2b3c4d --step 100
 
-      nemorl serve runs/quickstart --host 0.0.0.0 --tls-certificate node7.pem --tls-key node7.key
+      nemorl serve runs/grpo-1a2b3c4d --host 0.0.0.0 --tls-certificate node7.pem --tls-key node7.key
 
       nemorl serve Qwen/Qwen2.5-1.5B-Instruct --name gpt-4o --ignore-field response_format
 

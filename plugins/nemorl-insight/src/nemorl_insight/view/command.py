@@ -19,7 +19,7 @@ def view(
     runs: Annotated[list[Path], typer.Argument(help="Runs, or outputs of eval.", show_default=False)],
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 0,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Beyond this machine, the page's address holds a token.")
+        str, typer.Option(help="Address to listen on. Beyond this machine it takes --tls-certificate or --plaintext.")
     ] = "127.0.0.1",
     tls_certificate: Annotated[
         Path | None, typer.Option(help="PEM certificate: browsers come by https.", show_default=False)

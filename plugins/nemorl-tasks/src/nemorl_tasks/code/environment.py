@@ -72,6 +72,7 @@ class CodeEnvironment(Environment):
     """Async: ``workers`` threads wait for that many programs at most, however many responses wait for them."""
 
     name = "code"
+    policy_can_stall = True
 
     def __init__(self, config: CodeConfig) -> None:
         limits = Limits(
