@@ -93,7 +93,7 @@ class Memory:
 
     def _all_moments(self) -> Moments:
         model = self._model
-        scoring = (*self._forward(), *self._gathered(2))
+        scoring = self._scoring()
         if not model.learns:
             return Moments(self._weights(), {}, scoring)
         layers = model.geometry.layers
@@ -215,12 +215,14 @@ class Memory:
         text = f"{b} B x ({count(root)} + {layers} x {count(self._whole_layer)}) / {t}"
         return (Part("gathered layers", b * (root + layers * self._whole_layer) / t, text),)
 
-    def _forward(self) -> Parts:
-        """A pass without gradient: one layer's activations and a chunk of logits."""
-        tokens, each = self._model.microbatch_tokens, self._per.entry + 2 * self._per.passing
-        logits = scored_logits(self._model, self._head)
-        text = f"{count(tokens)} tokens x {count(each)}B + logits {count(logits)}B"
-        return (Part("activations", tokens * each + logits, text),)
+    def _scoring(self) -> Parts:
+        """The fullest moment of a pass without gradient: in a layer, where the next one is gathered, or in the head."""
+        tokens, per = self._model.microbatch_tokens, self._per
+        each, logits = per.entry + 2 * per.passing, scored_logits(self._model, self._head)
+        layer = Part("activations", tokens * each, f"{count(tokens)} tokens x {count(each)}B")
+        text = f"{count(tokens)} tokens x {count(per.entry)}B + logits {count(logits)}B"
+        head = Part("activations", tokens * per.entry + logits, text)
+        return max((layer, *self._gathered(2)), (head, *self._gathered(1)), key=total)
 
 
 def _attention_weights(model: HeldModel) -> float:

@@ -140,6 +140,8 @@ def _replace() -> None:
         (torch.Tensor, "cuda", lambda tensor, *_, **__: tensor),
         (torch.Tensor, "type", _type_text),
         (token_dispatcher, "maybe_move_tensor_to_cpu", _moved_to_cpu),
+        # Made here: vLLM on a CPU puts a stream of its own in torch's place, which knows no events.
+        (token_dispatcher.MoEAlltoAllTokenDispatcher, "cuda_dtoh_stream", _Idle()),
     ]
     view = _Torch()
     for owner, name, value in (*replacements, *((module, "torch", view) for module in USERS)):

@@ -20,6 +20,7 @@ from recorded_messages import Raises
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: pip install nemorl-megatron")
 
 from megatron.core import parallel_state
+from megatron.core.transformer.moe import token_dispatcher
 from nemorl_megatron import MegatronConfig, cpu_shim
 from nemorl_megatron.bridge import bridge_for
 from nemorl_megatron.bridge.exchange import Exchange, global_names
@@ -149,6 +150,13 @@ def test_cuda_means_the_cpu_to_megatron_core_and_nothing_to_others() -> None:
         assert made.equal(made) or name.startswith("empty")
     with pytest.raises(AssertionError, match="not compiled with CUDA"):
         torch.zeros(2, device="cuda")
+
+
+def test_the_stream_of_experts_knows_events_whatever_else_stands_in_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM on a CPU puts streams of its own in torch's place, whose events are ``None``."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    stream = token_dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream
+    stream.record_event().synchronize()
 
 
 ON_CUDA = re.compile(r"""torch\.(\w+)\([^()]*(?:\([^()]*\)[^()]*)*(?:device\s*=\s*["']cuda|pin_memory\s*=\s*True)""")

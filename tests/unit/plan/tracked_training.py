@@ -134,7 +134,9 @@ def _scoring(model: Any, ranks: Ranks | None, rows: Rows) -> Any:
     own = None
     if ranks.context is not None:
         sharing = share_rows(model, ranks.context, tensor_parallel=ranks.tensor_parallel_size)
-        shared = sharing.shared(None, rows.input_ids.shape[1] * ranks.context.size(), model.dtype)
+        shared = sharing.shared(
+            None, rows.input_ids.shape[1] * ranks.context.size(), model.dtype, rows.input_ids.device
+        )
         part = replace(rows, position_ids=rows.input_ids)
         own = OwnPart(part, shared, ranks.context, rows.targets, rows.targets.numel())
 
