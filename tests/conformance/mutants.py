@@ -277,7 +277,7 @@ GENERATION = {
     "a_named_version_is_sampled_from": "SharesSnapshots",
     "a_version_that_is_not_held_is_refused_by_name": "AnswersWithTheNewest",
     "running_requests_keep_the_version_that_they_name": "MovesAllRequests",
-    "a_receipt_is_of_the_weights_at_hand": "DigestsOnce",
+    "a_receipt_is_of_the_weights_at_hand": "DigestsOfFewUpdates",
     "a_receipt_names_what_is_not_as_sent": "EchoesDigests",
     "shutdown_twice_is_harmless": "ShutsDownOnce",
     "generator_speaks_for_the_trained_policy": "SeesNewTensorsOnly",
@@ -378,6 +378,7 @@ _SCORING = {
     "save_pretrained_loads_with_transformers",
     "generator_speaks_for_the_trained_policy",
     "a_pass_says_what_its_loss_was_given",
+    "recorded_routes_are_taken_and_routers_learn",
 }
 TOGETHER = tuple(
     Mutant(kind, BASES[kind], frozenset(fails), {"mistake": mistake})
@@ -408,6 +409,7 @@ TOGETHER = tuple(
                 "a_gradient_of_zero_goes_on_by_momentum",
                 "gradients_of_several_calls_add_up",
                 "a_step_takes_the_adam_it_is_given",
+                "recorded_routes_are_taken_and_routers_learn",
                 "sequences_that_begin_alike_teach_as_alone",
                 "sequences_without_gradient_still_count",
                 "a_scaled_rate_scales_the_update",
@@ -454,6 +456,8 @@ TOGETHER = tuple(
                 "a_named_version_is_sampled_from",
                 "a_version_that_is_not_held_is_refused_by_name",
                 "running_requests_keep_the_version_that_they_name",
+                "a_receipt_is_of_the_weights_at_hand",
+                "a_receipt_names_what_is_not_as_sent",
             },
         ),
     )

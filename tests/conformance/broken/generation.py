@@ -161,12 +161,13 @@ class TopKPlusOne(HFGeneration):
 
 
 class RaisesPlainErrors(HFGeneration):
-    """Of requests that cannot be answered."""
+    """Of requests for text that cannot be answered."""
 
     def generate(self, requests: Requests) -> Completions:
         try:
             for index, request in enumerate(requests):
-                self._limits.require(index, request)
+                if not request.media:
+                    self._limits.require(index, request)
         except BackendError as error:
             raise ValueError("bad request") from error
         return super().generate(requests)

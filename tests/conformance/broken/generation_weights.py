@@ -24,11 +24,16 @@ class CountsUpdates(HFGeneration):
         super().update_weights(handle, self._versions.newest.batch._version + 1)
 
 
-class DigestsOnce(HFGeneration):
-    """Goes on saying what it held when it was first asked."""
+class DigestsOfFewUpdates(HFGeneration):
+    """Sees that some tensors are new, and takes an update of most of them for none."""
+
+    said: Any = None
 
     def held_digests(self, names: Any) -> Any:
-        self.said = getattr(self, "said", None) or super().held_digests(names)
+        found = super().held_digests(names)
+        self.said = self.said or found
+        if 2 * sum(found[name] == self.said[name] for name in found) > len(found):
+            self.said = found
         return self.said
 
 
