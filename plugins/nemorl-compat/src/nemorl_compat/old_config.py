@@ -164,10 +164,9 @@ class OldConfig:
     @property
     def asks_for_media(self) -> bool:
         """Images, sounds or videos are part of the prompts."""
-        processors = {section.get("processor") for section in self._datasets}
         return (
             bool(self.media_kinds)
-            or MEDIA_PROCESSOR in processors
+            or any(section.get("processor") == MEDIA_PROCESSOR for section in self._datasets)
             or bool(self.get("policy.is_vlm") and self.get("env.should_use_nemo_gym"))
             or isinstance(self.get("policy.tokenizer.video"), Mapping)
         )

@@ -183,7 +183,7 @@ class _Dataset:
         if questions is not None:
             found: dict[str, Any] = questions
         elif self.known and _has_preset(self.known["preset"]):
-            preset = self.known.get("of_split", {}).get(self.take("split"), self.known["preset"])
+            preset = self.known.get("of_split", {}).get(str(self.take("split")), self.known["preset"])
             found = {"name": "preset", "preset": preset}
         elif "hub" in self.known:
             second = self.known.get("output") or self.known.get("answer")
@@ -231,7 +231,7 @@ class _Dataset:
                 "subset" if is_preset else "config_name": self.take("subset"),
             }
             found |= {key: value for key, value in given.items() if value is not None}
-        if self.take("split") in self.known.get("of_split", {}):
+        if str(self.take("split")) in self.known.get("of_split", {}):
             found["split"] = "train"  # each is a dataset of one split
         self._media_folder(found)
         self._held_out_share(found)

@@ -130,9 +130,10 @@ def lora(old: OldConfig, new: Pieces) -> None:
     modules = old.get(f"{path}.target_modules")
     everywhere = old.get(f"{path}.match_all_linear", False) or not modules
     if is_megatron and not everywhere:
-        if not set(modules) <= MEGATRON_LAYERS.keys():
+        layers = [str(layer) for layer in modules] if isinstance(modules, list) else [str(modules)]
+        if not set(layers) <= MEGATRON_LAYERS.keys():
             new.miss(f"{path}.target_modules", "LoRA of these layers of Megatron")
-        modules = [name for layer in modules for name in MEGATRON_LAYERS.get(layer, ())]
+        modules = [name for layer in layers for name in MEGATRON_LAYERS.get(layer, ())]
     new.put("policy.lora.target_modules", "all-linear" if everywhere else modules)
 
 
