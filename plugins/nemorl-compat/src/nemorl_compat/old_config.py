@@ -65,10 +65,11 @@ class OldConfig:
         found = self.get(path, default)
         return found if isinstance(found, int | float) and not isinstance(found, bool) else default
 
-    def whole(self, path: str, default: int) -> int:
-        """The whole number at a path; ``default`` where there is none, or something else."""
+    def whole(self, path: str, default: int, *, least: int | None = None) -> int:
+        """The whole number at a path; ``default`` where there is none, a smaller one than ``least``, or something
+        else."""
         found = self.number(path, default)
-        return found if isinstance(found, int) else default
+        return found if isinstance(found, int) and (least is None or found >= least) else default
 
     def has(self, path: str) -> bool:
         missing = object()

@@ -68,7 +68,7 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
         if not (ours == "enforce_eager" and value is False):  # unset, it is off on GPUs and on on CPUs
             new.put_given(f"generation.backend.{ours}", value)
     _experts(old, new)
-    per_node = old.whole("cluster.gpus_per_node", 1)
+    per_node = old.whole("cluster.gpus_per_node", 1, least=1)
     if _devices(new) > per_node and _devices(new) % per_node:
         new.miss("policy.generation.vllm_cfg.tensor_parallel_size", WIDE_ENGINE)
     if old.fp8_rollouts:
@@ -79,7 +79,8 @@ def _vllm(old: OldConfig, new: Pieces) -> None:
     _speculation(old, new)
     cache_bytes = old.get("policy.generation.vllm_kwargs.kv_cache_memory_bytes")
     if cache_bytes is not None:
-        new.put("generation.backend.kv_cache_gib", cache_bytes / 2**30)
+        is_size = isinstance(cache_bytes, int | float)
+        new.put("generation.backend.kv_cache_gib", cache_bytes / 2**30 if is_size else cache_bytes)
     given = old.get("policy.generation.vllm_kwargs")
     for name, value in given.items() if isinstance(given, dict) else ():
         target = judge(old, f"policy.generation.vllm_kwargs.{name}", value).to
@@ -105,7 +106,7 @@ def _experts(old: OldConfig, new: Pieces) -> None:
     """vLLM spreads experts over the tensor-parallel devices of all its data-parallel ranks, so many as that takes.
     Here a rank is one device."""
     key = "policy.generation.vllm_cfg.expert_parallel_size"
-    ways, width = old.whole(key, 1), old.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1)
+    ways, width = old.whole(key, 1), old.whole("policy.generation.vllm_cfg.tensor_parallel_size", 1, least=1)
     ranks, is_uneven = divmod(ways, width)
     is_divided = width * old.whole("policy.generation.vllm_cfg.pipeline_parallel_size", 1) > 1
     if ways > 1 and (is_uneven or (ranks > 1 and (is_divided or ways > old.whole("cluster.gpus_per_node", 1)))):
