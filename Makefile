@@ -65,10 +65,13 @@ SLIPCOVER := -m slipcover --threshold 1000000000 --json
 COVERAGE := .coverage.measured.json
 
 # Four processes on two cores: what starts other processes waits for them much of its time. More cost more than they win,
-# in caches and in processes that look for work. The measured tests run in one: slipcover sees no worker of xdist.
+# in caches and in processes that look for work. The measured tests run in one: slipcover sees no worker of xdist. A shell
+# lets what it starts in the background ignore Ctrl-C, hence the trap.
 test: $(DEV_STAMP)
+	rm -f $(COVERAGE) .coverage.json
 	$(BIN)/python $(SLIPCOVER) --out $(COVERAGE) -m pytest -m "measured and not full" tests/unit & measured=$$!; \
-	failed=0; $(PARALLEL) -m "not measured and not full" $(FOLDERS) || failed=1; wait $$measured && exit $$failed
+	trap 'kill $$measured' INT TERM; failed=0; \
+	$(PARALLEL) -m "not measured and not full" $(FOLDERS) || failed=1; wait $$measured && exit $$failed
 	$(BIN)/python -m slipcover --fail-under=85 --skip-covered --merge $(COVERAGE) --out .coverage.json || { \
 	  echo 'fewer than 85 % of the lines of kernel and toolkits ran in the tests of tests/tiers.py::MEASURED' >&2; exit 1; }
 
@@ -100,7 +103,7 @@ RELEASE := $(VENV)/release
 release:
 	test -x $(RELEASE)/bin/python || $(PYTHON) -m venv $(RELEASE)
 	$(RELEASE)/bin/python -m pip install --quiet --requirement tools/release/requirements.txt
-	$(RELEASE)/bin/python tools/release/run.py --pythons $(PYTHONS) $(if $(KEY),--key $(KEY))
+	$(RELEASE)/bin/python tools/release/run.py --pythons "$(PYTHONS)" $(if $(KEY),--key "$(KEY)")
 
 docs: $(DEV_STAMP)
 	$(BIN)/python docs/generate_reference.py
