@@ -46,7 +46,7 @@ HELD_OUT = [(a, b) for a in range(10) for b in range(10) if (a + 2 * b) % 5 == 0
 CALLED = 1 / 6
 """The share of demonstrations that call."""
 MOST_BATCHES, AT_ONCE, WARM_UP, FADING = 3000, 32, 50, 200
-STEPS = 14
+STEPS = 22
 
 
 class Calculator(Environment):
@@ -202,7 +202,7 @@ def test_the_reward_rises(seed: int, tmp_path: Path) -> None:
         {
             "algorithm": "grpo",
             "model": str(teach(tmp_path / "model", seed)),
-            "policy": {"max_sequence_tokens": 64, "optimizer": {"lr": 1.2e-3}},
+            "policy": {"max_sequence_tokens": 64, "optimizer": {"lr": 8e-4}},
             "generation": {"max_new_tokens": 24},
             "rollouts": {"max_calls": 4},
             "num_prompts_per_step": 8,
@@ -224,11 +224,10 @@ def test_the_reward_rises(seed: int, tmp_path: Path) -> None:
     rewards = [record["train/reward"] for record in steps]
     print(f"\nseed {seed}: {[round(reward, 2) for reward in rewards]}, held out: {held_out}")
     assert rewards[0] < 0.3
-    uses = [step["train/environment/uses"] for step in steps]
-    assert sum(rewards[-5:]) / 5 > 0.75  # of 320 responses: single steps go up and down by 0.1
+    assert sum(rewards[-3:]) / 3 > 0.8
     assert held_out[0] < 0.3
     assert held_out[-1] > 0.8
-    assert uses[0] < 0.3
-    assert sum(uses[-5:]) / 5 > 0.75
+    assert steps[0]["train/environment/uses"] < 0.3
+    assert steps[-1]["train/environment/uses"] > 0.8
     assert all(step["train/environment/realigned_tokens"] == 0 for step in steps)
     assert max(step["train/token_mult_prob_error"] for step in steps) < 1.001  # trained is what was sampled

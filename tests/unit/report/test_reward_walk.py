@@ -124,10 +124,9 @@ def test_4_responses_are_all_alike(make: Callable[..., Made], nemorl: Command) -
 
 
 def test_5_the_learning_rate_is_too_high(make: Callable[..., Made]) -> None:
-    made = make(policy=policy(0.3))
+    made = make(policy=policy(0.1))  # at 0.3 it jumps from text to text, and how long it stays is rounding
     assert {"kl_high", "entropy_gone"} <= made.alerts
-    # One text, whatever its reward; then it may jump to another one: how long it stays is rounding.
-    assert min(made.curve("train/approx_entropy")) < 0.01
+    assert made.curve("train/approx_entropy")[-1] < 0.01  # one text, whatever its reward
 
 
 def test_6_the_learning_rate_is_too_low(make: Callable[..., Made], nemorl: Command) -> None:

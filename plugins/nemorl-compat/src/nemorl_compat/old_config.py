@@ -71,6 +71,11 @@ class OldConfig:
         found = self.number(path, default)
         return found if isinstance(found, int) and (least is None or found >= least) else default
 
+    def texts(self, path: str) -> list[str]:
+        """What the list at a path has, as texts; what is no list is its own only item."""
+        found = self.get(path)
+        return [str(item) for item in (found if isinstance(found, list) else [found])]
+
     def has(self, path: str) -> bool:
         missing = object()
         return self.get(path, missing) is not missing

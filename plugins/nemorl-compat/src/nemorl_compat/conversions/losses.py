@@ -204,7 +204,7 @@ def _gym_tags(old: OldConfig, new: Pieces) -> None:
         else:
             new.miss("env.nemo_gym.thinking_tags", "think tags that are no pair")
     if patterns and old.get("grpo.invalid_tool_call_advantage") is not None:
-        listed = [str(pattern) for pattern in patterns] if isinstance(patterns, list) else [str(patterns)]
+        listed = old.texts("env.nemo_gym.invalid_tool_call_patterns")
         names = [found[1] for pattern in listed if (found := re.fullmatch(r"<(\w+)>", pattern))]
         if sorted(listed) == sorted([f"<{name}>" for name in names] + [f"</{name}>" for name in names]):
             new.put("message_penalties.tool_call_tags", names)

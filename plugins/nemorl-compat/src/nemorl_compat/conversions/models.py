@@ -130,7 +130,7 @@ def lora(old: OldConfig, new: Pieces) -> None:
     modules = old.get(f"{path}.target_modules")
     everywhere = old.get(f"{path}.match_all_linear", False) or not modules
     if is_megatron and not everywhere:
-        layers = [str(layer) for layer in modules] if isinstance(modules, list) else [str(modules)]
+        layers = old.texts(f"{path}.target_modules")
         if not set(layers) <= MEGATRON_LAYERS.keys():
             new.miss(f"{path}.target_modules", "LoRA of these layers of Megatron")
         modules = [name for layer in layers for name in MEGATRON_LAYERS.get(layer, ())]

@@ -111,7 +111,8 @@ class Alerts:
 
     def on_validation_end(self, trainer: Any, step: int) -> None:
         self._end()
-        self._save(trainer, step)
+        if self._saves:
+            self._save(trainer, step)
 
     def _take(self, trainer: Any, step: int, record: Mapping[str, Any]) -> None:
         for alert, is_raised in self._watching.take(record, step):
@@ -145,6 +146,5 @@ class Alerts:
                 self._saves = True
 
     def _save(self, trainer: Any, step: int) -> None:
-        if self._saves:
-            self._saves = False
-            save_beside(trainer, step)
+        self._saves = False
+        save_beside(trainer, step)
