@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from command_line import Command
 from nemorl.base.files.ownership import Ownership
@@ -246,6 +247,27 @@ def test_a_detached_process_is_found_by_its_words(tmp_path: Path) -> None:
         detached.kill(each)
         os.waitpid(each["pid"], 0)
     assert detached.find(words) is None
+
+
+def test_a_killed_program_does_not_go_on_because_its_children_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_a_busy_machine(pid: int, kind: int) -> None:
+        send(pid, kind)
+        time.sleep(0.3)
+
+    program = "sleep 98 & sleep 99 & echo all; wait -n; echo on; sleep 97; true"
+    handle = detached.start(["bash", "-c", program], tmp_path / "log", tmp_path, {})
+    while (tmp_path / "log").read_text() != "all\n":
+        assert detached.is_alive(handle)
+    below = psutil.Process(handle["pid"]).children()
+    send = os.kill
+    monkeypatch.setattr(os, "kill", on_a_busy_machine)
+    detached.kill(handle)
+    assert os.waitpid(handle["pid"], 0)[1] == signal.SIGKILL
+    assert (tmp_path / "log").read_text() == "all\n"
+    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in below):
+        time.sleep(0.01)
 
 
 def test_a_run_that_has_only_begun_is_not_taken_for_the_one_before(

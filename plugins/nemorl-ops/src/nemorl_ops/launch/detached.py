@@ -66,29 +66,39 @@ def is_alive(handle: dict[str, Any]) -> bool:
 
 
 def kill(handle: dict[str, Any]) -> None:
-    """End the process, and what it started in its session, at once."""
-    if is_alive(handle):
-        for number in _session(int(handle["pid"])):
-            try:
-                os.kill(number, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+    """End the process, and all that it and its children started, at once.
+
+    Each is stopped before its children are looked up, so that none can start another, or go on with its next line,
+    because a child of it has ended.
+    """
+    found: list[int] = []
+    level = [int(handle["pid"])] if is_alive(handle) else []
+    while level := [number for number in level if _signalled(number, signal.SIGSTOP)]:
+        found += level
+        level = _children(level)
+    for number in found:
+        _signalled(number, signal.SIGKILL)
 
 
-def _session(leader: int) -> list[int]:
-    """The process and all below it, the leaves first."""
-    parents: dict[int, list[int]] = {}
+def _signalled(number: int, kind: signal.Signals) -> bool:
+    """Whether there was such a process, of ours."""
+    try:
+        os.kill(number, kind)
+    except OSError:
+        return False
+    return True
+
+
+def _children(parents: list[int]) -> list[int]:
+    found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        parents.setdefault(int(fields[1]), []).append(int(path.parent.name))
-    found, waiting = [], [leader]
-    while waiting:
-        found.append(waiting.pop())
-        waiting += parents.get(found[-1], [])
-    return found[::-1]
+        if int(fields[1]) in parents:
+            found.append(int(path.parent.name))
+    return found
 
 
 def main() -> None:
