@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 from command_line import Command, command
 from installed_plugins import Install, write_distribution
+from nemorl.plugins import registry
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_registry_without_what_tests_install() -> None:
+    registry()  # that of this process is made once
 
 
 @pytest.fixture

@@ -16,6 +16,13 @@ from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
 
 
+def _total(items: list[float]) -> float:
+    try:
+        return math.fsum(items)
+    except (ValueError, OverflowError):  # infinities of both signs, whose sum is NaN; or more than a float holds
+        return float(sum(items))
+
+
 @dataclass(frozen=True, slots=True)
 class Mean:
     """``total / count``; 0 when nothing was counted.
@@ -30,7 +37,7 @@ class Mean:
     @classmethod
     def of(cls, values: Iterable[float]) -> Mean:
         items = list(values)
-        return cls(math.fsum(items), len(items))
+        return cls(_total(items), len(items))
 
     @property
     def value(self) -> float:
@@ -52,7 +59,7 @@ class Sum:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Sum:
-        return cls(math.fsum(values))
+        return cls(_total(list(values)))
 
     def merge(self, other: Sum) -> Sum:
         return Sum(self.value + other.value)

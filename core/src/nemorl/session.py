@@ -54,9 +54,8 @@ def opened(trainer: BaseTrainer[Any], directory: RunDirectory, console: Display,
 
 def _hooks(trainer: BaseTrainer[Any], callbacks: Sequence[object]) -> Hooks:
     settings, directory = trainer.config.plugins, trainer.directory
-    hooks = build_hooks(
-        trainer.config.registry, settings.hooks, callbacks, directory.warn, limit_s=settings.hook_timeout_s
-    )
+    limits = {"limit_s": settings.hook_timeout_s, "build_limit_s": settings.build_timeout_s}
+    hooks = build_hooks(trainer.config.registry, settings.hooks, callbacks, directory.warn, **limits)
     for name, hook in trainer.own_hooks().items():
         hooks.register(hook, name)
     return hooks

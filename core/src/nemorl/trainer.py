@@ -309,7 +309,7 @@ class BaseTrainer(Resumable[C]):
 
     def _warn_of_absent_metric(self) -> None:
         """Say so when the metric that ranks checkpoints has not occurred by the end."""
-        metric, names = self.config.checkpoint.metric, {name for record in self.history for name in record}
+        metric, names = self.config.checkpoint.metric, self.progress.latest.keys()
         if metric is not None and metric not in names and names:
             closest = did_you_mean(metric, names) or "The newest checkpoint counts as the best."
             self.run.warn(f"checkpoint.metric: the run logged no {shown(metric)}. {closest}")

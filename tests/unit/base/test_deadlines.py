@@ -61,6 +61,12 @@ def test_what_is_in_time_and_what_fails_by_itself_is_left_alone() -> None:
         raise KeyError("its own")
 
 
+def test_code_without_a_module_of_its_own_is_interrupted_too(raises: Raises) -> None:
+    loop = compile("while True: pass", "generated", "exec")
+    with raises(DeadlineError, "generated"), deadline("generated code", 0.05):
+        exec(loop, {"__name__": None})
+
+
 def test_an_outer_deadline_goes_on_after_an_inner_one(raises: Raises) -> None:
     def inner() -> None:
         with raises(DeadlineError, "inner"), deadline("inner", 0.05):

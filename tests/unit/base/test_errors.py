@@ -171,6 +171,20 @@ def test_a_boundary_says_where_the_code_that_raised_stands() -> None:
     assert f"{Path(__file__).name}, line {line}" in (caught.value.fix or "")
 
 
+def test_a_place_is_found_also_where_the_current_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ForeignError) as caught, boundary("reward function 'score'"):
+        int("seven")
+    assert __file__ in (caught.value.fix or "")
+    with pytest.raises(ForeignError), boundary("generated code"):
+        exec(compile("1 / 0", "x" * 5000, "exec"), {})
+
+
 def test_what_libraries_raise_without_anybody_elses_code_has_no_place() -> None:
     with pytest.raises(json.JSONDecodeError) as caught:
         json.loads("no")

@@ -117,3 +117,12 @@ class Computed(Config):
 def test_a_default_that_others_set_is_described_without_them() -> None:
     size, half = Computed.describe_options()
     assert (size["default"], half["default"]) == (4, "set by other options")
+
+
+def test_a_field_of_another_name_in_yaml_keeps_its_text() -> None:
+    class Called(Config):
+        """One field."""
+
+        kind: str = Field("a", alias="type", description="Which one.")
+
+    assert Called.model_json_schema()["properties"]["type"]["description"] == "Which one."

@@ -82,6 +82,32 @@ def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path, small_files_on
     assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/second"]
 
 
+def test_a_folder_that_could_not_be_replaced_keeps_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raises: Raises
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "first").write_text("first")
+    rename = Path.rename
+
+    def refuses(path: Path, target: Path) -> Path:
+        if path.name.startswith(".writing_"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(path, target)
+
+    def replaced() -> None:
+        with replacing_folder(model) as draft:
+            draft.mkdir()
+
+    with monkeypatch.context() as patch, raises(StorageError, "model"):
+        patch.setattr(Path, "rename", refuses)
+        replaced()
+    model.rename(tmp_path / ".replaced_model")  # as a kill between the two renames leaves it
+    with raises(KeyError), replacing_folder(model):
+        raise KeyError("of the writer")
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["model", "model/first"]
+
+
 class Wrapped(BaseException):
     """As torch's: no Exception."""
 

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,24 @@ def test_a_disk_that_cannot_be_read_is_named(path: Path, monkeypatch: pytest.Mon
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(Path, "open", fails)
-    with raises(StorageError, path):
-        list(read_jsonl(path))
+    for call in ("open", "is_file"):
+        with monkeypatch.context() as patch, raises(StorageError, path):
+            patch.setattr(Path, call, fails)
+            list(read_jsonl(path))
+
+
+def test_a_record_of_which_the_disk_took_a_part_costs_no_other(
+    path: Path, small_files_only: Any, raises: Raises
+) -> None:
+    with JsonlWriter(path) as writer:
+        writer.write({"step": 1})
+        with small_files_only(1000), raises(StorageError, path):
+            writer.write({"step": 2, "text": "x" * 2000})
+        writer.write({"step": 3})
+    assert steps(path) == [1, 3]
+
+
+def test_a_number_that_python_has_not_is_text(path: Path) -> None:
+    with JsonlWriter(path) as writer:
+        writer.write({"a": np.longdouble("0.5"), "b": np.clongdouble(2j)})
+    assert list(read_jsonl(path)) == [{"a": "0.5", "b": "2j"}]

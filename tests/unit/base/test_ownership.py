@@ -127,9 +127,12 @@ def test_without_flock_what_a_killed_owner_leaves_is_replaced(tmp_path: Path, mo
         ("7\nelsewhere\n", asdict(replace(Owner.me(), host="elsewhere", pid=7)), [7, "elsewhere"]),
         ("{", asdict(replace(Owner.me(), boot_id="before", pid=7)), [7]),
         ("{", {"host": 3}, []),
+        ("{", asdict(Owner.me()) | {"pid": "7"}, []),
+        ("{", asdict(Owner.me()) | {"since": "yesterday"}, []),
+        ("{", asdict(Owner.me()) | {"since": 1e300}, []),
         ("", [], []),
     ],
-    ids=["other host", "ended", "other record", "no record"],
+    ids=["other host", "ended", "other record", "pid of a text", "time of a text", "far off", "no record"],
 )
 def test_without_flock_what_cannot_be_judged_is_not_overridden(
     tmp_path: Path, marker: str, record: object, facts: list[object], monkeypatch: pytest.MonkeyPatch, raises: Raises
@@ -142,7 +145,7 @@ def test_without_flock_what_cannot_be_judged_is_not_overridden(
     assert (tmp_path / MARKER).read_text() == marker
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"host": 3}', "\x00\xff"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"host": 3}', "\x00\xff", "[" * 100_000])
 def test_with_flock_the_record_is_only_a_name(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     Ownership(tmp_path).close()

@@ -120,6 +120,7 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "files of a list": (lambda path: change(path, files=[]), "damaged or edited"),
     "a metric turned": (lambda path: change(path, metrics={"validation/accuracy": 1.0}), "damaged or edited"),
     "a metric that is none": (lambda path: change(path, metrics={"validation/accuracy": float("nan")}), "damaged"),
+    "a metric of many digits": (lambda path: change(path, metrics={"validation/accuracy": 10**400}), "damaged"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "no readable manifest"),
     "gone": (Path.unlink, "no readable manifest"),
 }
@@ -152,9 +153,12 @@ def test_a_checkpoint_under_the_name_of_another_step_is_none(tmp_path: Path) -> 
 
 def test_a_file_that_the_manifest_does_not_name_is_noticed(tmp_path: Path, raises: Raises) -> None:
     checkpoint = save(manager(tmp_path), 3)
-    (checkpoint.path / "policy/more.safetensors").write_text("a backend would read it")
-    with raises(CheckpointError, "policy/more.safetensors"):
-        checkpoint.verify()
+    foreign = checkpoint.path / "policy/more.safetensors"
+    for put in (lambda: foreign.write_text("a backend would read it"), lambda: foreign.symlink_to(tmp_path)):
+        put()
+        with raises(CheckpointError, "policy/more.safetensors"):
+            checkpoint.verify()
+        foreign.unlink()
 
 
 def test_a_manifest_of_an_earlier_version_without_its_own_hash_is_read(tmp_path: Path) -> None:
@@ -401,6 +405,14 @@ def test_what_cannot_be_removed_ends_no_run_and_is_tried_again(tmp_path: Path, m
     assert sorted(path.name for path in tmp_path.iterdir()) == [".removed_step_000001", "step_000002"]
     save(saver, 3)
     assert [path.name for path in tmp_path.iterdir()] == ["step_000003"]
+
+
+def test_what_is_left_of_a_removed_checkpoint_is_no_obstacle_to_removing_its_namesake(tmp_path: Path) -> None:
+    saver = manager(tmp_path, keep_last=1, keep_best=0)
+    save(saver, 1)
+    (tmp_path / ".removed_step_000001" / "rest").mkdir(parents=True)
+    save(saver, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000002"]
 
 
 def test_a_checkpoint_that_the_disk_does_not_give_is_a_damaged_one(

@@ -4,6 +4,7 @@ happens when one raises."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -314,6 +315,21 @@ def test_the_call_order_is_the_configs_then_the_callbacks(with_hooks: Registry, 
     hooks = build_hooks(with_hooks, configs, [Loud("third"), Loud("fourth")], print)
     hooks.fire("on_step_end", trainer=None, step=1, metrics={})
     assert called == [*enabled, "third", "fourth"]
+
+
+class StuckConfig(HookConfig):
+    """A hook that waits for something as it is built."""
+
+    def build(self) -> object:
+        time.sleep(600)
+        return object()
+
+
+def test_a_hook_that_is_never_built_is_named(with_hooks: Registry, raises: Raises) -> None:
+    with_hooks.register("hooks", "stuck", StuckConfig)
+    listed = PluginsConfig.model_validate({"hooks": ["stuck"]}).hooks
+    with raises(PluginError, "stuck", 0.05, "plugins.build_timeout_s"):
+        build_hooks(with_hooks, listed, [], print, build_limit_s=0.05)
 
 
 def test_two_callbacks_of_one_class_are_both_called(with_hooks: Registry) -> None:

@@ -32,6 +32,14 @@ def test_a_mean_of_many_small_numbers_is_exact() -> None:
 
 
 @pytest.mark.parametrize(
+    ("items", "total"), [([math.inf, -math.inf], math.nan), ([1e308, 1e308], math.inf), ([math.inf, 1.0], math.inf)]
+)
+def test_what_has_no_finite_sum_is_no_error(items: list[float], total: float) -> None:
+    assert Sum.of(items).value == pytest.approx(total, nan_ok=True)
+    assert Mean.of(items).total == pytest.approx(total, nan_ok=True)
+
+
+@pytest.mark.parametrize(
     ("metrics", "merged"),
     [
         ([Sum(1), Sum(2), Sum(3)], 6),

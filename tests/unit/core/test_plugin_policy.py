@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -14,6 +16,7 @@ from nemorl.config import load_config
 from nemorl.errors import ConfigError, PluginError
 from nemorl.plugins import Index, PluginPolicy, Registry
 from nemorl.plugins.kinds import EnvironmentConfig
+from nemorl_testing.plugin import use_registry
 from recorded_messages import Raises
 
 
@@ -85,6 +88,9 @@ def test_the_innermost_preference_decides() -> None:
         ("plugin: {}", "expected one key, `plugins:`"),
         ("plugins: [", "did not find expected"),
         ("plugins: {prefer: [a]}", "plugins.prefer maps kind.name to a distribution"),
+        ("plugins: {prefer: {environments.gym: 3}}", "plugins.prefer maps kind.name to a distribution"),
+        *((f"plugins: {wrong}", "the keys under `plugins:`") for wrong in ("[]", "false", "0", "''")),
+        *((wrong, "expected one key, `plugins:`") for wrong in ("[]", "false", "0", "''")),
     ],
 )
 def test_a_policy_that_cannot_be_understood_admits_nobody_and_says_why(tmp_path: Path, text: str, why: str) -> None:
@@ -98,6 +104,32 @@ def test_a_policy_that_cannot_be_understood_admits_nobody_and_says_why(tmp_path:
     assert why in refusal
 
 
+@pytest.mark.parametrize("text", ["", "# nothing yet", "{}", "plugins:", "plugins: {}"])
+def test_a_policy_of_nothing_admits_everybody(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert read_policy(path).admits("nemorl-grpo")
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: path.symlink_to("gone"), Path.mkdir, os.mkfifo], ids=["dangling link", "folder", "pipe"]
+)
+def test_a_policy_that_is_no_file_admits_nobody(settings: tuple[Path, Path], make: Callable[[Path], None]) -> None:
+    make(settings[0])
+    assert str(settings[0]) in str(machine_policy().refusal("nemorl-grpo"))
+
+
+def test_a_policy_in_a_folder_that_is_closed_admits_nobody(
+    settings: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "lstat", refuses)
+    monkeypatch.setattr(Path, "stat", refuses)
+    assert "Permission denied" in str(machine_policy().refusal("nemorl-grpo"))
+
+
 @pytest.mark.parametrize("plugins", [{"block": "acme-env"}, {"blok": ["acme-env"]}, ["acme-env"], {"allow": 3}])
 def test_under_a_policy_that_cannot_be_used_no_other_code_is_imported(
     plugins: object, install: Install, tmp_path: Path
@@ -105,7 +137,7 @@ def test_under_a_policy_that_cannot_be_used_no_other_code_is_imported(
     trace = tmp_path / "imported"
     install("acme-env", {"gym": "acme_env:Env"}, code=f"open({str(trace)!r}, 'w').close()\n" + dedent(GOOD))
     config = {"algorithm": "grpo", "model": "m", "environment": "gym", "max_steps": -1, "plugins": plugins}
-    with pytest.raises(ConfigError) as caught:
+    with use_registry(Registry(Index.installed())), pytest.raises(ConfigError) as caught:
         load_config(config)
     paths = {problem.path.partition(".")[0] for problem in caught.value.problems}
     assert paths == {"plugins", "environment", "max_steps"}
@@ -113,7 +145,6 @@ def test_under_a_policy_that_cannot_be_used_no_other_code_is_imported(
 
 
 def test_the_command_line_shows_whose_rule_it_is(settings: tuple[Path, Path]) -> None:
-    import os
     import subprocess
     import sys
 

@@ -122,6 +122,8 @@ def test_a_blocked_plugin_says_so_when_it_is_selected(install: Install, raises: 
         ("nemorl-core>=0.1", "ok"),
         ("nemorl-core", "ok"),
         ("unrelated>=99", "ok"),
+        *((f"{other}>=99", "ok") for other in ("nemorl-core-extras", "nemorl_core.extras", "nemorl-core2")),
+        ("nemorl--core>=99", "incompatible"),
     ],
 )
 def test_compatibility_is_the_plugins_own_requirement(install: Install, requirement: str, status: str) -> None:

@@ -84,3 +84,15 @@ def test_the_kernel_alone_refuses_what_a_policy_was_meant_to_forbid(
     with pytest.raises(UsageError, match="nemorl-trust"):
         alone.ray_variables(None, None)
     assert isinstance(site_of_machine.site(), PolicedSite)
+
+
+@pytest.mark.parametrize("points", [b"", b"[nemorl.slots]\nsite = nemorl_trust.gone:site\n", b"[nemorl.slots\n\xff"])
+def test_half_of_what_reads_a_policy_is_none_of_it(
+    points: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "nemorl_trust-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nemorl-trust\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_bytes(points)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(site_of_machine.site.__wrapped__(), site_of_machine.WithoutTrust)

@@ -6,6 +6,7 @@ import base64
 import gzip
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from urllib.parse import quote
 import pytest
 from command_line import Command
 from hidden_secrets import found_in
-from nemorl.base.files.jsonl import JsonlWriter
+from nemorl.base.files.jsonl import JsonlWriter, read_jsonl
 from nemorl.base.files.ownership import Owner
 from nemorl.base.text.secrets import redacted, secret_values
 from nemorl.config import load_config
@@ -96,6 +97,24 @@ def test_a_secret_of_any_characters_is_kept_out(secret: str, tmp_path: Path, mon
         assert found_in(tmp_path, {"DB_PASSWORD": secret}) == []
 
 
+def test_a_variable_that_is_no_utf8_is_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = os.fsdecode(b"caf\xe9-s3cr3t-0123")
+    monkeypatch.setenv("DB_PASSWORD", secret)
+    assert redacted(f"no {secret}, nor caf%E9-s3cr3t-0123") == "no <DB_PASSWORD>, nor <DB_PASSWORD>"
+
+
+def test_half_of_a_surrogate_pair_beside_a_secret_ends_no_writer(tmp_path: Path, token: str) -> None:
+    with JsonlWriter(tmp_path / "samples.jsonl") as samples:
+        samples.write({"text": f"\ud83d {token}"})
+    assert list(read_jsonl(tmp_path / "samples.jsonl")) == [{"text": "\ud83d <HF_TOKEN>"}]
+
+
+def test_of_secrets_that_overlap_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(0, 6, "password"), (3, 12, "token"), (14, 16, "key")]
+    monkeypatch.setattr("nemorl.base.text.secrets.secrets_by_form", lambda text: found)
+    assert redacted("0123456789abcdefgh") == "<password>cd<key>gh"
+
+
 def test_the_password_of_a_url_is_kept_out_wherever_the_url_comes_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +129,8 @@ def test_the_password_of_a_url_is_kept_out_wherever_the_url_comes_from(
 def test_a_variable_of_any_name_is_a_secret_where_somebody_says_so() -> None:
     variables = {"JUDGE": "s3cr3t-of-the-judge", "OTHER": "no secret of anybody"}
     assert secret_values(variables) == {}
-    assert secret_values({**variables, "NEMORL_SECRETS": "HF_TOKEN,JUDGE"}) == {"JUDGE": "s3cr3t-of-the-judge"}
+    for named in ("HF_TOKEN,JUDGE", "HF_TOKEN, JUDGE ", "JUDGE"):
+        assert secret_values({**variables, "NEMORL_SECRETS": named}) == {"JUDGE": "s3cr3t-of-the-judge"}
 
 
 def test_a_key_in_a_variable_that_nobody_knows_for_one_is_remarked_upon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,7 @@ def build_hooks(
     report: Callable[[str], None],
     *,
     limit_s: float = math.inf,
+    build_limit_s: float = math.inf,
 ) -> Hooks:
     """The manager of a run: hook plugins in the config's order, those of the toolkits, then the user's callbacks."""
     hooks = Hooks(report, limit_s=limit_s)
@@ -214,7 +215,7 @@ def build_hooks(
             configs.append(own())
     for config in configs:
         identity = registry.index.find("hooks", registry.name_of("hooks", type(config))).id
-        ordered.append((identity, _built(config, identity)))
+        ordered.append((identity, _built(config, identity, build_limit_s)))
     for number, callback in enumerate(callbacks):
         kind = callback if isinstance(callback, type) else type(callback)
         ordered.append((f"callback {number} ({kind.__name__})", callback))
@@ -223,11 +224,11 @@ def build_hooks(
     return hooks
 
 
-def _built(config: HookConfig, name: str) -> object:
+def _built(config: HookConfig, name: str, limit_s: float) -> object:
     what = f"hook plugin {name!r} could not be built"
     fix = "check its options; to run without it, remove it from plugins.hooks"
     try:
-        with boundary(what):
+        with boundary(what), deadline(f"building hook {name}", limit_s, setting="plugins.build_timeout_s"):
             return config.build()
     except ForeignError as error:
         raise PluginError(f"{what}: {type(error.__cause__).__name__}: {error.__cause__}", fix=fix) from error.__cause__

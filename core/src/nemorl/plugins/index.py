@@ -94,7 +94,7 @@ OWN_COMMANDS = frozenset(
 """Commands of the kernel's own command line, which no plugin may take the place of."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_REQUIREMENT = re.compile(r"nemorl[-_.]core(?P<rest>.*)", re.IGNORECASE)
+_REQUIREMENT = re.compile(r"nemorl[-_.]+core(?![-_.]*\w)", re.IGNORECASE)
 
 
 def singular(kind: str) -> str:

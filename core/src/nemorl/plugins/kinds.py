@@ -8,6 +8,7 @@ rebuilds its part from the pickled config.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -89,8 +90,8 @@ class PluginConfig(Config):
 def _can_be_found(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a.b where a is absent
-        return False
+    except (ModuleNotFoundError, ValueError):  # a.b where a is absent; a module that was made by hand has no spec
+        return module in sys.modules
 
 
 class TrainingBackendConfig(PluginConfig):

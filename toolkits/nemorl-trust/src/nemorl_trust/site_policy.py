@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from nemorl.base.packages.site import SITE_FILE, VARIABLE
-from nemorl.base.text.reading import expanded, read_text
+from nemorl.base.text.reading import expanded, may_be_there, read_text
 from nemorl.base.text.suggest import did_you_mean
 from nemorl.errors import UsageError
 
@@ -153,22 +153,11 @@ class SitePolicy:
 @cache
 def site_policies() -> tuple[SitePolicy, ...]:
     """The files that hold here, read once."""
-    found = [read_site_policy(SITE_FILE, owners=frozenset({0}))] if _may_be_there(SITE_FILE) else []
+    found = [read_site_policy(SITE_FILE, owners=frozenset({0}))] if may_be_there(SITE_FILE) else []
     named = os.environ.get(VARIABLE)
     if named:
         found.append(read_site_policy(expanded(named), owners=None))
     return tuple(found)
-
-
-def _may_be_there(path: Path) -> bool:
-    """A folder that this user may not enter can hide a file: it counts as one that cannot be read."""
-    try:
-        os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def refusal(kind: str, name: str, *aliases: str, needs_leave: bool = True, replaces: bool = False) -> Refusal | None:

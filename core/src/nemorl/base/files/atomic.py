@@ -78,16 +78,23 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     draft, old = path.with_name(f".writing_{path.name}"), path.with_name(f".replaced_{path.name}")
     with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        _put_back(old, path)
         remove(draft)
-        remove(old)
         try:
             yield draft
-            if path.exists():
+            if os.path.lexists(path):
                 path.rename(old)
             draft.rename(path)
         finally:
+            _put_back(old, path)
             remove(draft)
-        remove(old)
+
+
+def _put_back(old: Path, path: Path) -> None:
+    """Give a folder its name again where nothing has taken its place; else remove it."""
+    if os.path.lexists(old) and not os.path.lexists(path):
+        old.rename(path)
+    remove(old)
 
 
 def listed(folder: Path, pattern: str = "*") -> list[Path]:

@@ -5,7 +5,7 @@ It is a folder ``step_000100/``, which :mod:`nemorl.base.files.sealed_folders` w
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +76,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     is_whole = (
         type(step) is int
         and isinstance(metrics, dict)
-        and all(type(value) in (int, float) and math.isfinite(value) for value in metrics.values())
+        and all(type(value) in (int, float) and abs(value) <= sys.float_info.max for value in metrics.values())
     )
     if not is_whole or not sealed_folders.is_intact(manifest):
         raise CheckpointError(

@@ -48,9 +48,14 @@ class JsonlWriter:
         """One line, in strict JSON: NaN and infinities become null, secrets of the environment their names. The system
         has it when this returns."""
         with storing(self.path):
-            rest = memoryview(redacted_json(dumps(record)) + b"\n")
-            while rest:  # a disk that is nearly full takes a part
-                rest = rest[self._file.write(rest) :]
+            rest = line = memoryview(redacted_json(dumps(record)) + b"\n")
+            try:
+                while rest:  # a disk that is nearly full takes a part
+                    rest = rest[self._file.write(rest) :]
+            except OSError:
+                if len(rest) < len(line):  # the next record must not follow a part of this one
+                    self._file.truncate(self._file.tell() + len(rest) - len(line))
+                raise
 
     def truncate_after(self, step: int) -> None:
         """Drop records whose ``step`` is greater; records without a step stay.
@@ -89,13 +94,11 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         StorageError: The system refuses to give it.
     """
-    if not Path(path).is_file():
-        return
-    with loading(path), Path(path).open("rb") as file:
-        for line in file:
-            record = parse_line(line)
-            if record is not None:
-                yield record
+    with loading(path):
+        if not Path(path).is_file():
+            return
+        with Path(path).open("rb") as file:
+            yield from (record for line in file if (record := parse_line(line)) is not None)
 
 
 def dumps(value: Any) -> bytes:
@@ -128,7 +131,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes | bytearray | memoryview):
         return [_finite(item) for item in value]
     if isinstance(value, _Scalar) and value.ndim == 0:
-        return _finite(value.item())
+        item = value.item()
+        return _finite(item) if type(item) is not type(value) else str(item)  # Python has no number for some of numpy
     return f"{len(value)} bytes" if isinstance(value, bytes | bytearray | memoryview) else value
 
 

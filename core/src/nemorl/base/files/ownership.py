@@ -57,8 +57,9 @@ class Owner:
     def read(cls, text: str) -> Owner | None:
         """The owner that a record names; ``None`` for one that is empty, cut or of another shape."""
         try:
-            return cls(**json.loads(text))
-        except (ValueError, TypeError):
+            found = cls(**json.loads(text))
+            return found if type(found.pid) is int and str(found) else None
+        except (ValueError, TypeError, OverflowError, OSError, RecursionError):  # of its time, too
             return None
 
     @property

@@ -64,7 +64,9 @@ def withdraw(path: Path, *, in_thread: bool = False) -> None:
         path: Of the folder.
         in_thread: Return when it has lost its name: a thread, for which the process waits at its end, does the rest.
     """
-    os.rename(path, path.with_name(REMOVED + path.name))
+    doomed = path.with_name(REMOVED + path.name)
+    discard(doomed)
+    os.rename(path, doomed)
     if in_thread:
         threading.Thread(target=_discard_withdrawn, args=(path.parent,), name="nemorl-checkpoint-remover").start()
     else:
@@ -152,7 +154,9 @@ def _compare(folder: Path, files: Mapping[str, str]) -> None:
                 f"{file} does not match its checksum: it was damaged or edited after it was written",
                 fix="use another checkpoint of this run",
             )
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    present = {
+        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()
+    }
     foreign = sorted(present - {*files, MANIFEST})
     if foreign:  # a backend may read whatever it finds
         raise CheckpointError(f"{folder} holds {foreign[0]}, which its manifest does not name", fix="remove it")

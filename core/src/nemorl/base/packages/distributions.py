@@ -17,6 +17,8 @@ from pathlib import Path
 from sysconfig import get_paths
 from typing import Any
 
+from nemorl.base.text.reading import is_file
+
 MAX_BYTES = 32 << 20
 """Of one metadata file. torch's RECORD, among the longest, has 1.5 MB; 50,000 entry points have 3."""
 POINTS = "entry_points.txt"
@@ -46,7 +48,7 @@ class InstalledDistribution(metadata.PathDistribution):
                 return None, None
         except _UnreadableError as error:
             return None, f"its {filename or 'file'} {error}"
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # of an archive that is damaged, whatever its reader raises
             return None, f"its {filename or 'file'} cannot be read ({error})"
         damage = None
         try:
@@ -161,10 +163,11 @@ def place_of(error: BaseException) -> str | None:
     True
     """
     libraries = tuple(get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
-    here = Path.cwd()
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        file, module = Path(frame.f_code.co_filename), str(frame.f_globals.get("__name__", ""))
+        file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
         is_ours = module.startswith("nemorl") and "." in module
-        if file.is_file() and not str(file).startswith(libraries) and not is_ours:
-            return f"{file.relative_to(here) if file.is_relative_to(here) else file}, line {line}"
+        if is_file(file) and not file.startswith(libraries) and not is_ours:
+            with suppress(OSError, ValueError):  # the current folder is gone, or the file is elsewhere
+                file = str(Path(file).relative_to(Path.cwd()))
+            return f"{file}, line {line}"
     return None

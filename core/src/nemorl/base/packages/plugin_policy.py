@@ -16,6 +16,7 @@ from typing import Any
 
 from nemorl.base.packages.site import site
 from nemorl.base.packages.standard_plugins import todays_name
+from nemorl.base.text.reading import may_be_there, read_text
 
 HOUSE = frozenset(f"nemorl-{name}" for name in ("core", "tensors", "media", "rl", "trust", "cli", "testing"))
 """The kernel and the toolkits: always admitted."""
@@ -91,33 +92,33 @@ def machine_policy() -> PluginPolicy:
     """The site's policy with the user's inside it, read once."""
     policy = SiteLevel() if site().has_policy() else PluginPolicy()
     for path in policy_files():
-        if path.is_file():
+        if may_be_there(path):
             policy = read_policy(path).within(policy)
     return policy
 
 
 def read_policy(path: Path) -> PluginPolicy:
     """The ``plugins:`` of a settings file. One that cannot be understood admits nobody: it was meant to forbid."""
-    from nemorl.base.text.reading import read_text
     from nemorl.base.text.yaml_text import parse_yaml
 
     try:
-        return _checked(parse_yaml(read_text(path)) or {}, str(path))
+        return _checked(parse_yaml(read_text(path)), str(path))
     except (OSError, ValueError) as error:
         why = " ".join(str(error).split())
         return PluginPolicy(allow=(), source=f"{path} (it cannot be used: {why})")
 
 
 def _checked(data: Any, source: str) -> PluginPolicy:
+    data = {} if data is None else data
     if not isinstance(data, Mapping) or set(data) - {"plugins"}:
         raise ValueError("expected one key, `plugins:`")
-    plugins = data.get("plugins") or {}
+    plugins = {} if data.get("plugins") is None else data["plugins"]
     if not isinstance(plugins, Mapping) or set(plugins) - set(KEYS):
         raise ValueError(f"the keys under `plugins:` are {', '.join(KEYS)}")
     allow, block, prefer = (plugins.get(key) for key in ("allow", "block", "prefer"))
     for key, names in (("allow", allow), ("block", block)):
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             raise ValueError(f"plugins.{key} is a list of distribution names")
-    if prefer is not None and not isinstance(prefer, Mapping):
+    if prefer is not None and not (isinstance(prefer, Mapping) and all(isinstance(to, str) for to in prefer.values())):
         raise ValueError("plugins.prefer maps kind.name to a distribution")
     return PluginPolicy(None if allow is None else tuple(allow), tuple(block or ()), dict(prefer or {}), source)

@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
+from nemorl.base.packages.distributions import guarded
+from nemorl.base.text.reading import may_be_there
 from nemorl.errors import UsageError
 
 SITE_FILE = Path("/etc/nemorl/policy.yaml")
@@ -66,7 +68,7 @@ class WithoutTrust:
     """Stands in where ``nemorl-trust`` is not installed."""
 
     def has_policy(self) -> bool:
-        return bool(os.environ.get(VARIABLE)) or os.path.lexists(SITE_FILE)
+        return bool(os.environ.get(VARIABLE)) or may_be_there(SITE_FILE)
 
     def plugin_refusal(self, distribution: str) -> str | None:
         return f"this machine has a policy, and {TRUST}, which reads it, is not installed; {FIX}"
@@ -88,8 +90,8 @@ class WithoutTrust:
 def site() -> Site:
     """The site of this machine."""
     try:
-        points = metadata.distribution(TRUST).entry_points.select(group=GROUP, name=NAME)
-    except metadata.PackageNotFoundError:
+        points = guarded(metadata.distribution(TRUST)).entry_points.select(group=GROUP, name=NAME)
+        found: Site = next(iter(points)).load()
+    except (ImportError, StopIteration):  # it is not there, or only a part of it
         return WithoutTrust()
-    found: Site = next(iter(points)).load()
     return found

@@ -108,7 +108,7 @@ def _tracers() -> set[str]:
     found = [tracer for tracer in (sys.gettrace(), sys.getprofile()) if tracer is not None]
     names = [str(getattr(tracer, "__module__", type(tracer).__module__)) for tracer in found]
     if monitoring := getattr(sys, "monitoring", None):  # Python 3.12
-        names += [str(monitoring.get_tool(number)) for number in range(6)]
+        names += filter(None, map(monitoring.get_tool, range(6)))
     return {name.partition(".")[0] for name in names}
 
 

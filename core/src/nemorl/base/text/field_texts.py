@@ -79,4 +79,5 @@ def for_editors(schema: dict[str, Any], config_class: type[BaseModel]) -> None:
     if "description" in schema:
         schema["description"] = re.split(r"\s+(?:Example:|>>>)", schema["description"])[0]
     for name, text in field_texts(config_class).items():
-        schema["properties"][name]["description"] = text
+        if (shown := schema["properties"].get(config_class.model_fields[name].alias or name)) is not None:
+            shown["description"] = text

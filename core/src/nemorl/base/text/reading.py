@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,15 @@ def is_file(path: str | Path) -> bool:
 def is_folder(path: str | Path) -> bool:
     """A folder is there; else as :func:`is_file`."""
     return os.path.isdir(path)
+
+
+def may_be_there(path: Path) -> bool:
+    """Whether something, a dangling link say, is at a path, or that cannot be told, as its folder is closed."""
+    try:
+        path.lstat()
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError | NotADirectoryError)
+    return True
 
 
 def kind_of(path: Path) -> str:
@@ -160,6 +170,6 @@ def _check_text(text: str) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise UnreadableError(f"the key {shown(next(key for key in keys if keys.count(key) > 1))} appears twice")
+        (twice, _), *_ = Counter(key for key, _ in pairs).most_common(1)
+        raise UnreadableError(f"the key {shown(twice)} appears twice")
     return found

@@ -40,7 +40,7 @@ def names_secret(name: str, variables: Mapping[str, str] | None = None) -> bool:
     (True, False, True)
     """
     named = (os.environ if variables is None else variables).get(NAMED, "")
-    return bool(SECRET_NAME.search(name)) or name in named.split(",")
+    return bool(SECRET_NAME.search(name)) or name in map(str.strip, named.split(","))
 
 
 def _can_be_secret(value: str) -> bool:
@@ -64,7 +64,7 @@ class Redactor:
         for begin, stop, what in sorted(secrets_by_form(text)):
             if begin >= end:
                 parts += [text[end:begin], f"<{what}>"]
-                end = stop
+            end = max(end, stop)
         return "".join([*parts, text[end:]]) if parts else text
 
     def data(self, value: Any) -> Any:
@@ -92,12 +92,12 @@ def redacted_json(text: bytes) -> bytes:
     redactor, decoded = Redactor(), text.decode()
     if redactor(decoded) == decoded:  # nearly always
         return text
-    return json.dumps(redactor.data(json.loads(text)), ensure_ascii=False, separators=(",", ":")).encode()
+    clean = json.dumps(redactor.data(json.loads(text)), ensure_ascii=False, separators=(",", ":"))
+    return clean.encode(errors="backslashreplace")  # as the text was: halves of surrogate pairs are escapes of JSON
 
 
 def _forms(value: str) -> Iterator[str]:
     """How a value stands in texts of programs."""
-    yield from {
-        value, quote(value, safe=""), quote(value), json.dumps(value)[1:-1],
-        json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1],
-    }  # fmt: skip
+    quoted = [quote(value, safe=safe, errors="surrogateescape") for safe in ("", "/")]  # a value may be no UTF-8
+    escaped = [json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1], repr(value)[1:-1]]
+    yield from {value, *quoted, *escaped}
