@@ -127,6 +127,17 @@ def test_a_metric_that_some_set_lacks_has_no_mean() -> None:
     assert metrics == {"one/a0": 1.0, "one/reward": 2.0, "two/b0": 1.0, "two/reward": 2.0, "reward": 2.0}
 
 
+def test_responses_without_a_verdict_weigh_nothing_in_what_all_sets_have() -> None:
+    held_out = HeldOutRows({"easy": table("a", 2), "hard": table("b", 4), "down": table("c", 2)})
+    measured = {"a": {"accuracy": 1.0}, "b": {"accuracy": 0.0, "failed_frac": 0.5}, "c": {"failed_frac": 1.0}}
+    metrics = held_out.measure(lambda rows: measured[rows[0]["prompt"][0]], max_rows=4)
+    # Judged: 2 rows at 1.0 and 2 of 4 at 0.0; not judged: 2 of 4 and both of 2, of 8 rows.
+    assert (metrics["accuracy"], metrics["failed_frac"]) == (0.5, 0.5)
+    assert metrics["down/failed_frac"] == 1.0
+    nothing = HeldOutRows({"down": table("c", 2), "gone": table("c", 1)})
+    assert nothing.measure(lambda rows: {"failed_frac": 1.0}, max_rows=4)["failed_frac"] == 1.0
+
+
 def test_one_set_keeps_the_plain_names() -> None:
     assert HeldOutRows({"": table("a", 3)}).measure(lambda rows: {"n": 1.0 * len(rows)}, max_rows=2) == {"n": 2.0}
 

@@ -12,6 +12,9 @@ from nemorl.types import Row
 from nemorl_rl.data.fingerprints import rows_fingerprint
 from nemorl_rl.data.row_sizes import require_size
 
+FAILED = "failed_frac"
+"""The metric that tells the share of responses without a verdict, where there are any."""
+
 
 class HeldOutRows:
     """The rows that a run validates on.
@@ -48,15 +51,22 @@ class HeldOutRows:
         """Metrics of each set's first rows as ``set/metric``, and over all sets under the metrics' own names.
 
         The latter are means weighted by the rows of the sets, of metrics that all sets have: what one set of all rows
-        together would give, where a metric is a mean over rows.
+        together would give, where a metric is a mean over rows. The share ``failed_frac`` of a set's responses, which
+        have no verdict and of which its other metrics know nothing, weighs nothing in these.
         """
         read = self.read(max_rows)
         measured = {name: validate(rows) for name, rows in read.items()}
         if list(measured) == [""]:
             return dict(measured[""])
         found = {f"{name}/{metric}": value for name, metrics in measured.items() for metric, value in metrics.items()}
-        shared = [metric for metric in next(iter(measured.values())) if all(metric in m for m in measured.values())]
-        for metric in shared:
-            weighted = [Mean(metrics[metric] * len(read[name]), len(read[name])) for name, metrics in measured.items()]
+        failed = {
+            name: Mean(metrics.get(FAILED, 0.0) * len(read[name]), len(read[name]))
+            for name, metrics in measured.items()
+        }
+        judged = {name: share.count - share.total for name, share in failed.items() if share.value < 1.0}
+        metrics_of = [measured[name].keys() for name in judged]
+        for metric in [name for name in next(iter(metrics_of), ()) if all(name in others for others in metrics_of)]:
+            weighted = [Mean(measured[name][metric] * weight, weight) for name, weight in judged.items()]
             found[metric] = reduce(Mean.merge, weighted).value
-        return found
+        share = reduce(Mean.merge, failed.values()).value
+        return {**found, FAILED: share} if share else found

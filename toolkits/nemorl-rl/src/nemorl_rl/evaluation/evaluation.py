@@ -23,6 +23,7 @@ from nemorl_rl.data.mixtures import RowSets
 from nemorl_rl.data.row_sizes import require_size
 from nemorl_rl.data.rows import held_out_rows_of, rows_of
 from nemorl_rl.data.tokenizer import Tokenizer
+from nemorl_rl.data.validation_sets import FAILED
 from nemorl_rl.environments import EnvironmentPool
 from nemorl_rl.environments.sources import as_environment
 from nemorl_rl.evaluation.voting import cons_at_k, pass_at_k
@@ -92,7 +93,7 @@ def measure(groups: Sequence[Sequence[Sample]]) -> dict[str, float]:
     verdicts = [sample.score.valid for group in groups for sample in group]
     if all(verdicts):
         return means
-    failed = {"failed_frac": verdicts.count(False) / len(verdicts)}
+    failed = {FAILED: verdicts.count(False) / len(verdicts)}
     return {**means, **failed} if any(verdicts) else failed
 
 
