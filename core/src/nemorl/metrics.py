@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from nemorl.base.text.reading import shown
 from nemorl.base.text.suggest import did_you_mean
@@ -237,6 +238,19 @@ def values(metrics: Metrics, prefix: str = "") -> dict[str, float]:
         for label, value in _numbers(name, metric)
         if math.isfinite(value) or isinstance(metric, (Mean, Sum, Last))
     }
+
+
+def as_numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record, as Python's own: hooks may add scalars of any library, or what is no number.
+
+    >>> as_numbers({"loss": 1, "note": None})
+    {'loss': 1.0}
+    """
+    found = {}
+    for name, value in record.items():
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):  # the last one by tensors of several numbers
+            found[name] = float(value)
+    return found
 
 
 def _numbers(name: str, metric: Metric) -> Iterator[tuple[str, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -94,9 +94,9 @@ class Resumable(Generic[C]):
             "algorithm": type(self.config).__name__,
             "step": self.progress.step,
             "tokens": self.progress.tokens,
-            "latest": self.progress.latest,
+            "latest": dict(self.progress.latest),
             "data": self.batches.state_dict(),
-            "inputs": self.inputs.to_json(),
+            "inputs": asdict(self.inputs),
             "optimizer": self.config.checkpoint.save_optimizer,
         }
 
@@ -147,7 +147,9 @@ class Resumable(Generic[C]):
             self.run.console.message(f"continuing {self.run.path} after step {checkpoint.step}")
         else:
             if self.run.directory.is_resumed:
-                self.run.warn(f"{self.run.path} has no checkpoint yet: its steps are done again from the first")
+                folder = self.run.directory.set_aside([], 0)
+                what = f"{self.run.path} has no checkpoint: its steps are done again from the first"
+                self.run.warn(f"{what}; what it has logged is in {folder}")
             self.run.directory.rewind(-1)  # what was validated before the first step is validated again
 
     def _go_back(self, step: int | None = None) -> Checkpoint | None:
@@ -217,7 +219,8 @@ class Resumable(Generic[C]):
             WorkerLostError: ``error`` itself, when the run may not restart workers again.
         """
         self.run.checkpoints.abandon()
-        self.run.resources.restart_training(error)
+        self.run.resources.count_restart(error)
+        self.run.resources.replace_training()
         self.run.timer.drain()
         if self._go_back() is None:
             self.load_state_dict(self._initial_state)

@@ -143,7 +143,7 @@ class Run:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """One record to ``metrics.jsonl``, the console and every logger."""
-        self.directory.metrics.write({"step": step, "time": time.time(), **metrics})
+        self.directory.metrics.write({**metrics, "step": step, "time": time.time()})
         self.console.step(step, metrics)
         limit_s = self.config.plugins.hook_timeout_s
         for logger in self.loggers:

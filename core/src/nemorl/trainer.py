@@ -18,7 +18,7 @@ from nemorl.config.run import RunConfig
 from nemorl.contracts import DataModule, DataSource, SizedDataModule
 from nemorl.contracts.display import Display
 from nemorl.errors import BackendError, ConfigError, ConfigIssue, UsageError, WorkerLostError, boundary
-from nemorl.metrics import Metrics, values
+from nemorl.metrics import Metrics, as_numbers, values
 from nemorl.resources.manager import ResourceManager
 from nemorl.resources.preflight import launch_problems
 from nemorl.resumable import C, Progress, Resumable
@@ -214,10 +214,11 @@ class BaseTrainer(Resumable[C]):
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Full-name metrics of the current step, with what hooks add to them, to every sink."""
-        record = dict(metrics)
-        self.run.hooks.fire("on_log", trainer=self, step=self.progress.step, metrics=record)
+        given: dict[str, float] = dict(metrics)
+        self.run.hooks.fire("on_log", trainer=self, step=self.progress.step, metrics=given)
+        record = as_numbers(given)
         self.progress.latest.update(record)
-        self.history.append({"step": self.progress.step, **record})
+        self.history.append({**record, "step": self.progress.step})
         self.run.log(record, self.progress.step)
 
     def _on_signal(self, name: str) -> None:
@@ -257,6 +258,7 @@ class BaseTrainer(Resumable[C]):
         self.run.hooks.fire("on_step_begin", trainer=self, step=self.progress.step)
         with self.run.timer.phase("total_step_time"):
             metrics = values(self.step_metrics(rows))
+        self.run.resources.reached = max(self.run.resources.reached, self.progress.step)
         timings = self.run.timer.drain()
         timings["total_step_time"] += timings.get("exposed_generation", 0.0) + timings.get("data_processing", 0.0)
         tokens = metrics.get("total_num_tokens", 0.0)

@@ -39,6 +39,22 @@ group = RayWorkerGroup(cluster, Busy)
 print("up", flush=True)
 group.call(Busy.spin)
 """
+HALF_STARTED = """
+from nemorl.config import ClusterConfig
+from nemorl.resources.ray_session import RaySession
+from ray._private.node import Node
+
+def fails(self):
+    start(self)
+    raise Exception("The current node timed out during startup.")
+
+start, Node.start_ray_processes = Node.start_ray_processes, fails
+try:
+    RaySession(ClusterConfig(launcher="ray"))
+except Exception as error:
+    print(error, flush=True)
+input()
+"""
 LONGEST_WAIT_S = 60.0
 
 
@@ -88,3 +104,21 @@ def test_nothing_of_it_outlives_a_killed_driver(driver: tuple[subprocess.Popen[s
         time.sleep(0.2)
     assert processes(folder) == []
     assert not folder.exists()
+
+
+def test_nothing_is_left_of_one_that_was_started_half() -> None:
+    temporary = Path("/tmp") / f"nh{os.getpid()}"
+    temporary.mkdir()
+    command, environment = [sys.executable, "-c", HALF_STARTED], {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert "timed out" in process.stdout.readline()
+        try:
+            below = psutil.Process(process.pid).children(recursive=True)
+            assert not [left for left in below if left.is_running() and left.status() != psutil.STATUS_ZOMBIE]
+            assert [*temporary.glob("nemorl-ray-*")] == []
+        finally:
+            process.kill()
+    shutil.rmtree(temporary, ignore_errors=True)

@@ -210,6 +210,37 @@ def test_variables_and_ray_s_runtime_environment_reach_the_workers(
     group.shutdown()
 
 
+def test_the_death_of_what_a_worker_itself_started_is_a_loss(group: RayWorkerGroup, raises: Raises) -> None:
+    with raises(WorkerLostError, "adders"):
+        group.call(Adder.ask_a_dead_helper)
+
+
+def test_a_worker_that_cannot_start_says_why(cluster: RayVirtualCluster, raises: Raises) -> None:
+    with raises(WorkerLostError, "adders", "/proc/nowhere"):
+        RayWorkerGroup(cluster, Adder, settings=GroupSettings(name="adders", log_folder=Path("/proc/nowhere")))
+
+
+def test_references_may_be_arguments(group: RayWorkerGroup) -> None:
+    assert group.call(Adder.add, ray.put(10)) == [10, 11]
+    assert group.scatter(Adder.add, [ray.put(1), ray.put(5)]) == [1, 6]
+
+
+@pytest.mark.parametrize("refused", [{"working_dir": "."}, {"pip": 5}, {"working_dir": "/nowhere"}], ids=str)
+def test_a_runtime_environment_that_ray_refuses_is_an_error_of_the_config(
+    cluster: RayVirtualCluster, monkeypatch: pytest.MonkeyPatch, refused: dict[str, object], raises: Raises
+) -> None:
+    monkeypatch.setattr(cluster, "config", CPU.model_copy(update={"runtime_env": refused}))
+    with raises(ResourceError, "adders", "cluster.runtime_env"):
+        RayWorkerGroup(cluster, Adder, settings=GroupSettings(name="adders"))
+
+
+def test_threads_of_nested_loops_are_passed_on(cluster: RayVirtualCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2,1")  # OpenMP's: by depth
+    group = RayWorkerGroup(cluster, SlowStarter)
+    assert group.call(SlowStarter.variable, "OMP_NUM_THREADS") == ["2,1", "2,1"]
+    group.shutdown()
+
+
 def test_more_than_the_cluster_has_is_refused_at_once(cluster: RayVirtualCluster, raises: Raises) -> None:
     with raises(ResourceError, 1, 64, "0.5", varies="the cluster has .*"):
         RayVirtualCluster([64], CPU)

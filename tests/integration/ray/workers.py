@@ -65,6 +65,14 @@ class Adder:
 
         return [ray.put(bytes(1_000_000))]
 
+    def ask_a_dead_helper(self) -> None:
+        """As an engine over several nodes does, one of which is gone."""
+        import ray
+
+        helper = ray.remote(num_cpus=0)(Doubler).remote(None, None)
+        ray.kill(helper)
+        ray.get(helper.shutdown.remote())
+
     def fail(self, rank: int, kind: str) -> None:
         """``rank`` refuses, breaks, dies or sleeps; with ``dies`` its peers notice a broken connection at once."""
         mine = self.context.rank == rank
@@ -94,7 +102,7 @@ class Doubler:
     """Attached to an adder."""
 
     def __init__(self, host: Adder, context: WorkerContext) -> None:
-        assert host.context is context
+        assert host is None or host.context is context
         self.host = host
 
     def double(self, number: int) -> int:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 
+import pytest
+from nemorl.errors import UsageError
 from nemorl.resources.ports import FIRST, _first_ephemeral, free_port, listening_socket
+from recorded_messages import Raises
 
 
 def test_a_free_port_is_nobodys_and_below_those_that_the_system_gives() -> None:
@@ -36,3 +39,9 @@ def test_a_server_of_asyncio_sends_small_answers_at_once() -> None:
             return await found
 
     assert asyncio.run(scene()) == 1
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("a\0b", 0), ("\u2603" * 70, 0), ("192.0.2.1", 0)])
+def test_an_address_that_cannot_be_listened_on_is_one_error(host: str, port: int, raises: Raises) -> None:
+    with raises(UsageError, port):
+        listening_socket("the server", host, port, waiting=1)

@@ -407,6 +407,26 @@ def test_what_cannot_be_removed_ends_no_run_and_is_tried_again(tmp_path: Path, m
     assert [path.name for path in tmp_path.iterdir()] == ["step_000003"]
 
 
+def test_an_old_checkpoint_that_cannot_be_moved_away_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = manager(tmp_path, keep_last=1, keep_best=0)
+    save(saver, 1)
+
+    def refuses(source: Path, target: Path) -> None:
+        if ".removed_" in str(target):
+            raise OSError(errno.EBUSY, "Device or resource busy")  # as NFS does while a file is open
+        rename(source, target)
+
+    rename = os.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuses)
+        assert save(saver, 2).step == 2
+    assert steps(saver) == [1, 2]
+    save(saver, 3)
+    assert steps(saver) == [3]
+
+
 def test_what_is_left_of_a_removed_checkpoint_is_no_obstacle_to_removing_its_namesake(tmp_path: Path) -> None:
     saver = manager(tmp_path, keep_last=1, keep_best=0)
     save(saver, 1)

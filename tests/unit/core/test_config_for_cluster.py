@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import pytest
+from nemorl.config.cluster import count_gpus
 from nemorl.config.load import load_config
 from nemorl.errors import ConfigError
 
@@ -15,7 +17,14 @@ EIGHT_NODES: dict[str, Any] = {
     "environment": "math",
     "policy": {"backend": {"name": "megatron", "pipeline_parallel_size": 2}, "tensor_parallel_size": 4},
     "generation": {"backend": {"name": "vllm", "tensor_parallel_size": 2}},
-    "cluster": {"num_nodes": 8, "gpus_per_node": 8, "address": "auto", "colocated": False, "generation_workers": 4},
+    "cluster": {
+        "num_nodes": 8,
+        "gpus_per_node": 8,
+        "address": "auto",
+        "colocated": False,
+        "generation_workers": 4,
+        "security": {"token_file": "/not/here/token"},
+    },
     "loggers": ["wandb", "mlflow"],
 }
 
@@ -54,3 +63,19 @@ def test_gpus_of_this_machine_do_not_count(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_what_is_wrong_everywhere_is_told(change: dict[str, Any], path: str) -> None:
     assert path in problems({**EIGHT_NODES, **change}, for_launch=True, for_cluster=True)
+
+
+@pytest.mark.parametrize(("visible", "count"), [("0,1", 2), ("", 0), ("-1", 0), ("NoDevFiles", 0)])
+def test_gpus_are_those_that_the_process_may_see(visible: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert count_gpus() == count
+
+
+def test_a_tool_that_hangs_finds_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hangs(*_: Any, **__: Any) -> None:
+        raise subprocess.TimeoutExpired("nvidia-smi", 20)
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: "/hanging/nvidia-smi")
+    monkeypatch.setattr("subprocess.run", hangs)
+    assert count_gpus() == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +14,13 @@ import nemorl
 import pytest
 import yaml
 from nemorl.base.text.mappings import apply_overrides
-from nemorl.config.base import Config
+from nemorl.config.base import DEFERRED, Config
 from nemorl.config.explain import field_paths
 from nemorl.config.load import load_config
 from nemorl.config.models import PolicyConfig
+from nemorl.config.plugin_lists import PluginsConfig
 from nemorl.config.run import RunConfig
-from nemorl.errors import ConfigError, NemorlError
+from nemorl.errors import ConfigError, ConfigIssue, DataError, NemorlError, StorageError
 from nemorl.plugins import registry
 from nemorl.storage.run_directory import to_yaml
 from pydantic import ValidationError
@@ -83,6 +85,41 @@ def test_loading_leaves_the_given_dict_alone() -> None:
     data = copy.deepcopy(RICH["grpo"])
     load_config(data, ["policy.optimizer.lr=1", "data.max_digits=3"])
     assert data == RICH["grpo"]
+
+
+def test_what_is_no_plain_data_is_named_and_not_copied() -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_config({"algorithm": "grpo", "model": "m", "max_steps": -1, "data": (row for row in [{"prompt": "1"}])})
+    assert {problem.path for problem in refused.value.problems} == {"data", "max_steps"}
+
+
+def test_a_home_folder_is_expanded_beside_a_ready_policy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = RunConfig.model_validate({"model": "~/m", "policy": PolicyConfig(init="random")}, context={DEFERRED: True})
+    assert config.policy.model_name == str(tmp_path / "m")
+
+
+def test_ready_lists_of_plugins_are_taken_as_they_are() -> None:
+    lists = PluginsConfig(block=("acme-env",))
+    assert load_config({"algorithm": "grpo", "model": "m", "plugins": lists}).plugins.block == ("acme-env",)
+    kind = registry().load("algorithms", "grpo")
+    assert kind(model="m", plugins=lists).plugins == lists
+
+
+@pytest.mark.parametrize(
+    "error", [StorageError("the disk is full"), DataError("no rows"), OSError("odd"), KeyError("x")]
+)
+def test_a_failure_of_problems_is_one_of_them(error: Exception) -> None:
+    class Failing(Config):
+        """Asks somebody who fails."""
+
+        def problems(self) -> Iterator[ConfigIssue]:
+            yield ConfigIssue("first", "is found all the same")
+            raise error
+
+    found = Failing.model_construct().own_problems()
+    assert found[0].path == "first"
+    assert str(error.args[0]) in found[1].message
 
 
 def test_a_config_is_frozen() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from nemorl.config.cluster import ClusterConfig
 from nemorl.errors import DeadlineError
 from recorded_messages import Raises
+
+if TYPE_CHECKING:
+    from nemorl.resources.ray_cluster import RayVirtualCluster
 
 pytestmark = pytest.mark.slow  # Ray is imported
 
@@ -44,10 +48,10 @@ def draining(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nemorl.resources.ray_drain.WAIT_S", 0.0)
 
 
-def settled(places: Places) -> Places:
+def settled(places: Any) -> Any:
     from nemorl.resources.ray_drain import settle
 
-    settle(places)  # type: ignore[arg-type]
+    settle(places)
     return places
 
 
@@ -76,3 +80,65 @@ def test_an_engine_that_starts_anew_moves_no_trainer(monkeypatch: pytest.MonkeyP
 def test_places_that_do_not_come_are_an_error_that_names_the_node(raises: Raises) -> None:
     with raises(DeadlineError, "10.0.0.1", "placement_timeout_s"):
         settled(Places("n1", looks=10**9, placement_timeout_s=0.01))
+
+
+class Groups:
+    """Placement groups as Ray keeps them: where each is; empty while it looks for a node."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *homes: str) -> None:
+        self.homes: dict[int, str] = dict(enumerate(homes))
+        self.removed: list[int] = []
+        place = "nemorl.resources.ray_cluster."
+        monkeypatch.setattr(place + "placement_group", self.asked)
+        monkeypatch.setattr(place + "placement_group_table", self.table)
+        monkeypatch.setattr(place + "remove_placement_group", lambda group: self.removed.append(group.number))
+        monkeypatch.setattr("ray.is_initialized", lambda: True)
+
+    def asked(self, *_: Any, **__: Any) -> Any:
+        number = len(self.homes)
+        self.homes[number] = ""
+        return SimpleNamespace(number=number, wait=lambda _: bool(self.homes[number]))
+
+    def table(self, group: Any) -> dict[str, Any]:
+        home = self.homes[group.number]
+        return {"state": "CREATED" if home else "RESCHEDULING", "bundles_to_node_id": {0: home}}
+
+    def cluster(self, number: int) -> RayVirtualCluster:
+        from nemorl.resources.ray_cluster import RayVirtualCluster
+
+        found = RayVirtualCluster.__new__(RayVirtualCluster)
+        found.config, found.bundle, found._counts = ClusterConfig(launcher="ray"), {"CPU": 1.0}, (1,)
+        found._fresh, found._left, found._groups = {}, [], [SimpleNamespace(number=number)]
+        found.places = found._all_places()
+        return found
+
+
+def test_places_on_a_node_that_has_gone_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(monkeypatch, "n1")
+    cluster = groups.cluster(0)
+    cluster.ask_elsewhere({"n1"})
+    groups.homes |= {0: "", 1: "n2"}  # it goes before anything moved, and another one joins
+    monkeypatch.setattr("nemorl.resources.ray_drain.draining_nodes", dict)
+    settled(cluster)
+    assert [group.number for group in cluster._groups] == [1]
+    groups.homes[0] = "n3"  # where Ray would put the old places, for nobody
+    assert cluster.ask_elsewhere({}) == set()
+    assert groups.removed == [0]
+
+
+def test_a_cluster_that_does_not_say_who_drains_costs_no_place_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(monkeypatch, "n1")
+    cluster = groups.cluster(0)
+    cluster.ask_elsewhere({"n1"})
+    groups.homes[1] = "n2"
+    monkeypatch.setattr("nemorl.resources.ray_drain.draining_nodes", lambda: None)
+    settled(cluster)
+    assert [group.number for group in cluster._groups] == [1]
+    assert groups.removed == []
+
+
+def test_places_of_which_ray_knows_nothing_are_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Groups(monkeypatch, "n1").cluster(0)
+    monkeypatch.setattr("nemorl.resources.ray_cluster.placement_group_table", lambda group: {})
+    assert not cluster.is_there
+    assert not cluster.is_on({"n1"})

@@ -98,6 +98,20 @@ def test_gloo_says_here_what_is_looked_for() -> None:
             assert found.kind == "collective"
 
 
+def test_the_store_says_here_what_is_looked_for() -> None:
+    import torch.distributed as dist
+
+    with pytest.raises(RuntimeError) as nobody_came:
+        dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=timedelta(seconds=1))
+    store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True, timeout=timedelta(seconds=1))
+    with pytest.raises(RuntimeError) as never_set:
+        store.get("rank-1")
+    for caught in (nobody_came, never_set):
+        found = failure_in(str(caught.value))
+        assert found is not None, str(caught.value)
+        assert found.kind == "collective"
+
+
 def test_where_the_text_names_no_collective_the_traceback_does() -> None:
     import torch.distributed as dist
 
@@ -128,6 +142,8 @@ def test_no_text_is_there_for_nothing() -> None:
         b"failed to pass monitoredBarrier",
         b" timed out in monitoredBarrier",
         b"Connection was likely closed. Did the remote server shutdown or crash?",
+        b" seconds waiting for clients",
+        b"wait timeout after ",
     ):
         assert piece in held, piece
     assert len(TEXTS["collective"]) == len(set(TEXTS["collective"]))

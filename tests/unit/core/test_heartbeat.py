@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 from nemorl.resources.heartbeat import COUNTERS, Hang, HangWatch, Pulse, count_by, pulse_of
@@ -108,6 +109,39 @@ def test_a_pulse_tells_where_another_thread_is_and_what_was_counted(monkeypatch:
     assert any(frame.endswith("in waits_here") for frame in pulse.stack)
     assert (pulse.counts, pulse.waits_in) == ({}, "")
     assert pulse_of(0).stack == ()
+
+
+def test_a_counter_that_fails_silences_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nemorl.resources.heartbeat.COUNTERS", [lambda: {"one": 1}, lambda: {"two": 1 // 0}])
+    assert pulse_of(0).counts == {"one": 1}
+
+
+def test_a_driver_that_stood_still_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-Z, a suspended job or machine: nobody was asked, so nobody is silent."""
+    from nemorl.resources.ray_pulses import Pulses
+
+    class Rank:
+        """It never answers."""
+
+        pulse = property(lambda self: self)
+
+        def options(self, **_: Any) -> Rank:
+            return self
+
+        def remote(self) -> object:
+            return object()
+
+    now_s = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    monkeypatch.setattr("ray.wait", lambda asked, **_: ([], asked))
+    pulses = Pulses(60.0)
+    now_s[0] = 1000.0
+    assert pulses.hang({0: Rank()}) is None
+    found = []
+    while not found:
+        now_s[0] += 1.0
+        found += filter(None, [pulses.hang({0: Rank()})])
+    assert (found[0].missing, now_s[0]) == ([0], 1060.0)
 
 
 def test_a_counter_is_carried_once() -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import pytest
 import yaml
+from nemorl.base.text.yaml_text import format_yaml, parse_yaml
 from nemorl.config.base import RESUMABLE, Config, identity
 from nemorl.config.load import load_config
 from nemorl.config.run import RunConfig
@@ -253,6 +254,19 @@ def test_another_config_is_refused_with_every_difference(tmp_path: Path, raises:
         "policy.optimizer.lr": "the run has 1e-06, this config 0.001",
         "seed": "the run has 42, this config 7",
     }
+
+
+def test_a_run_goes_on_under_a_version_that_has_more_options(tmp_path: Path, raises: Raises) -> None:
+    wanted = config(run_dir=str(tmp_path / "mine"))
+    place = start(wanted)
+    recorded = parse_yaml((place / "config.yaml").read_text())
+    del recorded["kl_penalty"]
+    del recorded["policy"]["optimizer"]["betas"]
+    (place / "config.yaml").write_text(format_yaml(recorded))
+    assert claimed(wanted) == (place, True)
+    (place / "config.yaml").write_text(format_yaml({**recorded, "of_another_version": 3}))
+    with raises(ConfigError, path=["kl_penalty", "of_another_version", "policy.optimizer.betas"]):
+        claim(wanted, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import signal
 from collections.abc import Mapping
@@ -10,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import nemorl
+import numpy as np
 import pytest
+import torch
+from nemorl.base.files.checkpoints import Checkpoint
 from nemorl.errors import CheckpointError, ConfigError, ForeignError, UsageError
 from nemorl.storage.checkpoints import CheckpointManager
 from nemorl.trainer import BaseTrainer, TrainResult
@@ -217,6 +222,68 @@ def test_a_run_without_a_sound_checkpoint_is_not_started_again(
     with raises(CheckpointError):
         fit(settings, resume=True)
     assert measured(tmp_path / "run") == before
+
+
+class Odd(Callback):
+    """Logs what is no number of Python's, under names that a record has itself."""
+
+    def on_log(self, metrics: dict[str, Any]) -> None:
+        metrics |= {"train/odd": np.float32(0.5), "train/count": np.int64(3), "train/flag": True, "step": 99, "time": 0}
+        metrics |= {"train/none": None, "train/text": "much", "train/many": torch.ones(2), "train/huge": 10**400}
+
+
+def test_what_hooks_log_ends_no_run_and_hides_no_step(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run", checkpoint={"every": 1})
+    fit(settings, callbacks=[Odd(), StopAfter(2)])
+    assert fit(settings, callbacks=[Odd()], resume=True).steps == 3
+    records = [record for record in lines(tmp_path / "run/metrics.jsonl") if "train/loss" in record]
+    assert [record["step"] for record in records] == [1, 2, 3]
+    assert all(record["time"] > 0 for record in records)
+    assert {(record["train/odd"], record["train/count"], record["train/flag"]) for record in records} == {
+        (0.5, 3.0, 1.0)
+    }
+    assert not {"train/none", "train/text", "train/many", "train/huge"} & records[0].keys()
+
+
+def test_what_a_run_without_its_checkpoints_has_logged_is_kept(tiny_model: Path, tmp_path: Path) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run", checkpoint={"every": 1})
+    fit(settings)
+    before = measured(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints")  # as a purge of a scratch disk does
+    assert fit(settings, resume=True).steps == 3
+    assert measured(tmp_path / "run") == measured(tmp_path / "run/set_aside/001_from_step_0") == before
+
+
+def test_checkpoints_on_a_disk_that_is_not_mounted_start_no_run_anew(
+    tiny_model: Path, tmp_path: Path, raises: Raises
+) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run", max_steps=1)
+    fit(settings)
+    before = measured(tmp_path / "run")
+    (tmp_path / "run/checkpoints").rename(tmp_path / "scratch")
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "not-mounted")
+    with raises(CheckpointError, tmp_path / "run/checkpoints"):
+        fit(settings, resume=True)
+    assert measured(tmp_path / "run") == before
+
+
+def test_checkpoints_may_be_on_another_file_system(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config("sft", tiny_model, tmp_path / "run", checkpoint={"every": 1, "keep_last": 9})
+    fit(settings)
+    rename = os.rename
+
+    def across(source: Any, target: Any, **options: Any) -> None:
+        if "set_aside" in str(target) and "/checkpoints/" in str(source):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", across)
+    fit(settings, from_step=1, callbacks=[StopAfter(2)])
+    aside = tmp_path / "run/set_aside/001_from_step_1/checkpoints"
+    assert sorted(path.name for path in aside.iterdir()) == ["step_000002", "step_000003"]
+    Checkpoint.read(aside / "step_000003").verify()
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from nemorl.base.text.naming import Named, Naming, declared_kind, kind_by_name, 
 from nemorl.base.text.pydantic_words import shown_default, shown_type
 from nemorl.base.text.reading import shown
 from nemorl.base.text.scalars import WrongValueError, read_field
-from nemorl.errors import ConfigIssue, PluginError, boundary
+from nemorl.errors import ConfigIssue, NemorlError, boundary
 
 
 class _Resumable:
@@ -134,15 +134,13 @@ class Config(Naming, BaseModel):
         """``problems()``, asked in a way that a failure in it is one as well."""
         found: list[ConfigIssue] = []
         try:
-            with boundary(
-                f"problems() of {type(self).__name__} ({type(self).__module__})", passing=(OSError, PluginError)
-            ):
+            with boundary(f"problems() of {type(self).__name__} ({type(self).__module__})", passing=(OSError,)):
                 for problem in self.problems():
                     found.append(problem)
-        except PluginError as error:
+        except NemorlError as error:
             found.append(ConfigIssue("", error.message, error.fix))
         except OSError as error:
-            message = f"{shown(str(error.filename))} cannot be looked at ({error.strerror})"
+            message = f"{shown(str(error.filename))} cannot be looked at ({error.strerror or error})"
             found.append(ConfigIssue("", message, "check the path, and the permissions of its folders"))
         return found
 

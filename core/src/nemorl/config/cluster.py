@@ -42,7 +42,7 @@ class SecurityConfig(Config):
         files = {name: getattr(self, name) for name in ("tls_certificate", "tls_key", "tls_ca")}
         for name, path in {"token_file": self.token_file, **files}.items():
             if path is not None and not path.is_file():
-                yield ConfigIssue(name, f"no file {str(path)!r}", "give the path of an existing file")
+                yield ConfigIssue(name, f"no file {str(path)!r}", "give the path of an existing file", here=True)
         missing = [name for name, path in files.items() if path is None]
         if missing and len(missing) < len(files):
             yield ConfigIssue(missing[0], f"TLS also needs {', '.join(missing)}", "give all three, or none")
@@ -106,7 +106,8 @@ class ClusterConfig(Config):
     """How many times within ``restart_window_s`` a run replaces workers that died or hang before it gives up. Engines
     with devices of their own are counted each for itself."""
     restart_window_s: float = Field(3600.0, gt=0)
-    """Seconds after which a replaced worker no longer counts: runs survive rare losses, not workers that always die."""
+    """Seconds after which a replaced worker no longer counts, if the run has got further since: runs survive rare
+    losses, not workers that always die."""
     weight_transport: str | None = None
     """How weights get from training to generation, e.g. ``shared_memory``. Unset: the best that both backends, the
     distance between them and the devices allow."""
@@ -221,16 +222,23 @@ class ClusterConfig(Config):
             yield ConfigIssue("address", f"{text} and joins no cluster", "set launcher: ray, or remove it")
 
 
+NO_DEVICES = "NoDevFiles"
+"""What Slurm puts into CUDA_VISIBLE_DEVICES of jobs without GPUs."""
+
+
 def count_gpus() -> int:
-    """GPUs visible to this process, without importing torch (nvidia-smi, then CUDA_VISIBLE_DEVICES)."""
+    """GPUs visible to this process, without importing torch: by CUDA_VISIBLE_DEVICES, else by nvidia-smi."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1", NO_DEVICES)])
     tool = shutil.which("nvidia-smi")
     return _gpus_listed_by(tool) if tool is not None else 0
 
 
 @cache
 def _gpus_listed_by(tool: str) -> int:
-    listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    try:
+        listing = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.SubprocessError):  # it hangs where the driver does
+        return 0
     return sum(line.startswith("GPU ") for line in listing.stdout.splitlines())

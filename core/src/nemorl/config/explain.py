@@ -102,7 +102,7 @@ def config_at(config_class: type[Config], data: Mapping[str, Any], path: str) ->
     value: Any = data
     component: Component | None = None
     for key in path.split(".") if path else []:
-        if component is not None and key.isdigit() and isinstance(value, (list, tuple)):
+        if component is not None and isinstance(value, (list, tuple)) and key in map(str, range(len(value))):
             value = value[int(key)]
             current = _plugin_class(component, value)
             continue

@@ -5,8 +5,7 @@ First all fields; then, on what is left without those that are wrong, everything
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -14,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from pydantic import ValidationError
 
 from nemorl.base.text.mappings import apply_overrides, checked, read_source
-from nemorl.base.text.reading import shown
+from nemorl.base.text.reading import shown, unshared
 from nemorl.base.text.suggest import closest
 from nemorl.config.base import DEFERRED, ELSEWHERE, PLUGINS, PROBLEM, Config, all_problems
 from nemorl.config.explain import explain
@@ -115,15 +114,21 @@ class _Reading(Generic[AnyConfig]):
             raise ConfigError(self.issues, source=source)
         return self.config
 
-    def _explained(self, error: ValidationError) -> Iterator[ConfigIssue]:
+    def _explained(self, error: ValidationError) -> Iterable[ConfigIssue]:
+        """One issue per place. Where a value may be of several kinds, pydantic tells of each why not."""
+        found: dict[str, ConfigIssue] = {}
         for item in error.errors(include_url=False):
             if item["type"] == "default_factory_not_called":
                 continue  # a default that follows from other fields, one of which is wrong and reported itself
-            path = self._as_written(".".join(map(str, item["loc"])))
+            path = self._as_written(".".join(map(str, _place(self._data, item["loc"]))))
             if item["type"] == PROBLEM:
-                yield ConfigIssue(path, item["ctx"]["message"], item["ctx"]["fix"] or None)
+                issue = ConfigIssue(path, item["ctx"]["message"], item["ctx"]["fix"] or None)
             else:
-                yield explain(self._class, self._data, path, item)
+                issue = explain(self._class, self._data, path, item)
+            first = found.setdefault(path, issue)
+            if first.fix and issue.fix and issue.fix not in first.fix:
+                found[path] = replace(first, fix=f"{first.fix}, or {issue.fix}")
+        return found.values()
 
     def _as_written(self, path: str) -> str:
         """``policy.model_name`` is ``model`` where that is how it was written."""
@@ -137,13 +142,26 @@ class _Reading(Generic[AnyConfig]):
 
     def _without(self, wrong: Sequence[tuple[str | int, ...]]) -> AnyConfig | None:
         """The config without its wrong keys, to look for problems in it; ``None`` where that is no config."""
-        rest = copy.deepcopy(self._data)
+        rest = unshared(self._data)
         for location in wrong:
             _take_out(rest, self._as_written(".".join(map(str, location))).split("."))
         try:
             return self._class.model_validate(rest, context=self._context)
         except ValidationError:
             return None
+
+
+def _place(data: Any, location: Sequence[str | int]) -> Iterator[str | int]:
+    """A location without pydantic's names of the kinds that a value may be of: ``bool``, ``tuple[str, ...]``."""
+    for part in location:
+        is_kind = part in ("bool", "int", "float", "str") or (isinstance(part, str) and "[" in part)
+        if is_kind and not isinstance(data, Mapping):
+            continue
+        yield part
+        try:
+            data = data[part]
+        except (TypeError, LookupError):
+            data = {}  # made on the way: nothing is known of it
 
 
 def _algorithm_class(data: Mapping[str, Any], plugins: Registry) -> tuple[type[RunConfig], ConfigIssue | None]:

@@ -103,6 +103,10 @@ class ScheduleConfig(Config):
         yield from super().problems()
         if self.warmup_frac is not None and self.warmup_steps:
             yield ConfigIssue("warmup_frac", f"warmup_steps = {self.warmup_steps} says it already", "keep one of them")
+        if self.kind != "constant" and self.decay_steps is not None and self.decay_steps < self.warmup_steps:
+            yield ConfigIssue(
+                "decay_steps", f"warmup_steps = {self.warmup_steps} leaves none of them", "raise decay_steps"
+            )
 
     def planned(self, updates: int) -> ScheduleConfig:
         """The schedule of a run of so many optimizer steps, with its lengths in steps.
@@ -291,9 +295,9 @@ class GenerationConfig(Config):
     """Drop tokens less likely than this fraction of the most likely one."""
     max_new_tokens: int = Field(256, ge=1)
     """Longest response in tokens."""
-    stop_strings: tuple[str, ...] = ()
+    stop_strings: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Texts that end a response (kept in it)."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """Tokens that end a response, besides the model's own end-of-sequence tokens."""
 
     @property

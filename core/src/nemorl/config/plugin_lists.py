@@ -124,6 +124,6 @@ def policy_in(data: Mapping[str, Any]) -> PluginPolicy:
         policy = policy_of(plugins)
     except ValidationError:
         policy = None
-    if policy is None or set(plugins) - set(PluginsConfig.model_fields):
+    if policy is None or set(dict(plugins)) - set(PluginsConfig.model_fields):
         return PluginPolicy(tuple(STANDARD_PLUGINS.values()), source="the config (its `plugins:` cannot be used)")
     return policy

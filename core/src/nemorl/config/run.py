@@ -6,6 +6,7 @@ setting; a config file says only what differs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -164,7 +165,8 @@ class RunConfig(Config):
         named: Any = None
         if isinstance(policy, PolicyConfig):
             named = policy.model_name
-            policy = policy.model_copy(update={"model_name": model}) if not named and isinstance(model, str) else policy
+            if not named and isinstance(model, str):
+                policy = policy.model_copy(update={"model_name": os.path.expanduser(model)})
         elif isinstance(policy, dict):
             named = policy.get("model_name")
             policy = {**policy, "model_name": model} if not named and isinstance(model, str) else policy

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsFloat
 
+from nemorl.base.text.reading import shown
 from nemorl.errors import UsageError
 from nemorl.types import Prompt, Score, Step
 
@@ -161,8 +162,8 @@ def _as_float(result: object, owner: str) -> float:
     try:
         # Text converts as well, but a reward that comes as text is a mistake in the making.
         return float(result if isinstance(result, SupportsFloat) else None)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UsageError(
-            f"{owner} returned {result!r:.80} ({type(result).__name__}) as a reward",
+            f"{owner} returned {shown(result)} ({type(result).__name__}) as a reward",
             fix="return one number per response, several as a dict, or a nemorl.Score",
         ) from error

@@ -89,7 +89,7 @@ class HookSpecs:
 
     @_spec
     def on_log(self, trainer: BaseTrainer[Any], step: int, metrics: dict[str, float]) -> None:
-        """Metrics are about to be logged under their full names (``train/reward``, …); what is added goes with them."""
+        """Metrics are about to be logged under their full names (``train/reward``, …); numbers added go too."""
 
     @_spec
     def on_validation_end(self, trainer: BaseTrainer[Any], step: int, metrics: Mapping[str, float]) -> None:

@@ -39,6 +39,9 @@ TEXTS: dict[Kind, tuple[str, ...]] = {
         r"(?:failed to pass|timed out in) monitoredBarrier",
         # the store through which ranks meet
         r"Connection was likely closed\. Did the remote server shutdown or crash\?",
+        r"Timed out after \d+ seconds waiting for clients",
+        r"wait timeout after \d+ms",
+        r"store->get\('[^']*'\) got error",
     ),
     "device": (
         r"uncorrectable ECC error encountered",
@@ -106,12 +109,7 @@ def failure_in(text: str, traceback: str = "") -> Failure | None:
     for line in text.splitlines():
         for kind, pattern in _FOUND.items():
             if pattern.search(line):
-                named = _OPERATION.search(line)
-                operation = named[1] if named else _last_operation(traceback)
+                public = [name for name in _FRAME.findall(traceback) if name not in _PASSING_ON and name[0] != "_"]
+                *_, operation = ["", *public, *_OPERATION.findall(line)[:1]]
                 return Failure(kind, operation if kind == "collective" else "", line.strip())
     return None
-
-
-def _last_operation(traceback: str) -> str:
-    names = [name for name in _FRAME.findall(traceback) if name not in _PASSING_ON and name[0] != "_"]
-    return names[-1] if names else ""

@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from types import FrameType
@@ -64,7 +65,10 @@ def pulse_of(working: int) -> Pulse:
         working: The thread that works on the call, by ``threading.get_ident``.
     """
     frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != threading.get_ident()}
-    counts = {name: count for counter in COUNTERS for name, count in counter().items()}
+    counts: dict[str, int] = {}
+    for counter in COUNTERS:
+        with suppress(Exception):  # of whoever wrote it: the rank lives all the same
+            counts |= counter()
     found = next(filter(None, map(_collective, frames.values())), "")
     here = traceback.extract_stack(frames[working], limit=None)[-DEPTH:] if working in frames else []
     stack = tuple(f"{PurePath(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in here)
@@ -73,17 +77,15 @@ def pulse_of(working: int) -> Pulse:
 
 def _collective(frame: FrameType) -> str:
     """The function of torch.distributed in which a thread waits; the innermost frames may be those it calls."""
-    inside = ""
     caller: FrameType | None = frame
     for _ in range(4):
         if caller is None:
             break
         code = caller.f_code
         if PurePath(code.co_filename).name in COLLECTIVE_FILES and code.co_name not in _WRAPPERS:
-            inside = code.co_name
-            break
+            return code.co_name
         caller = caller.f_back
-    return inside
+    return ""
 
 
 @dataclass(slots=True)

@@ -102,12 +102,14 @@ class ResourceManager:
             config: The run.
             run_dir: Its directory: worker logs go to ``logs/``.
             placement: Where its parts go. Unset: as the config says.
-            on_restart: Told, in one line, whenever workers were lost and are being replaced.
+            on_restart: Told whenever workers were lost and are being replaced.
         """
         self.config, self.placement = config, placement or config.place()
         self._on_restart = on_restart
-        self._restarts: deque[float] = deque()
-        """Moments of ``time.monotonic()`` at which workers were replaced, within the last ``restart_window_s``."""
+        self.reached = 0
+        """Steps that the run has completed: a loss counts until there are more of them"""
+        self._restarts: deque[tuple[float, int]] = deque()
+        """Moments of ``time.monotonic()`` at which workers were replaced, and ``reached`` then"""
         self._counting = threading.Lock()
         self.training: HostGroup | None = None
         """The workers of the policy, once there are any."""
@@ -163,20 +165,11 @@ class ResourceManager:
         self._stack.callback(group.shutdown)
         return group
 
-    def restart_training(self, error: WorkerLostError) -> None:
-        """Replace the training workers, and those of auxiliary models, with fresh ones: all models go back together.
+    def replace_training(self) -> None:
+        """Start the training workers and those of auxiliary models anew: all models go back together.
 
         They have initial weights, which a checkpoint must then overwrite.
-
-        Raises:
-            WorkerLostError: ``error`` itself, when the run has used up its restarts.
         """
-        assert self.training is not None, "training workers were lost before there were any"
-        self.count_restart(error)
-        self.replace_training()
-
-    def replace_training(self) -> None:
-        """Start the training workers and those of auxiliary models anew, with initial weights."""
         for group in self._learners:
             self.launcher.restart(group)
 
@@ -212,11 +205,14 @@ class ResourceManager:
         cluster = self.config.cluster
         with self._counting:  # the trainer and the rollouts may each notice a loss
             now = time.monotonic()
-            while self._restarts and self._restarts[0] <= now - cluster.restart_window_s:
+            while self._restarts:
+                then, reached = self._restarts[0]
+                if then > now - cluster.restart_window_s or reached == self.reached:
+                    break
                 self._restarts.popleft()
             if len(self._restarts) >= cluster.max_restarts:
                 raise error
-            self._restarts.append(now)
+            self._restarts.append((now, self.reached))
             self._on_restart(f"{error.message} (restart {len(self._restarts)} of {cluster.max_restarts})")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from contextlib import ExitStack
 from pathlib import Path
 
 from nemorl.errors import UsageError
@@ -61,15 +62,16 @@ def listening_socket(who: str, host: str, port: int, *, waiting: int) -> socket.
         UsageError: The address is another machine's, or the port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named: asyncio then sends at once
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(waiting)
-    except OSError as error:
-        listening.close()
-        raise UsageError(
-            f"{who} cannot listen on {host}, port {port}: {error}",
-            fix="choose an address of this machine, and port 0 for a free one",
-        ) from error
+    with ExitStack() as undo:
+        try:  # named: asyncio then sends at once
+            listening = undo.enter_context(socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((host, port))
+            listening.listen(waiting)
+        except (OSError, OverflowError, TypeError, ValueError) as error:  # a port beyond 65535, a host that is no name
+            raise UsageError(
+                f"{who} cannot listen on {host}, port {port}: {error}",
+                fix="choose an address of this machine, and port 0 for a free one",
+            ) from error
+        undo.pop_all()
     return listening

@@ -37,10 +37,10 @@ PULSE = "pulse"
 class RayWorker:
     """The actor of one rank. Its calls run in the order they were made."""
 
-    def __init__(self, log: Path | None, folder: Path, threads: int) -> None:
+    def __init__(self, log: Path | None, folder: Path, threads: str) -> None:
         if log is not None:
             _log_to(log)
-        os.environ["OMP_NUM_THREADS"] = str(threads)  # nothing has imported torch yet
+        os.environ["OMP_NUM_THREADS"] = threads  # nothing has imported torch yet
         if folder.is_dir():
             os.chdir(folder)  # relative paths of a config mean the same here as in the driver
         self._host: WorkerHost | None = None

@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from nemorl.errors import BackendError, ForeignError, NemorlError, ResourceError, WorkerHungError, WorkerLostError
 from nemorl.resources.failure_texts import Failure, failure_in
@@ -30,6 +30,8 @@ UNWATCHED = frozenset({"start", "build", "attach_engine"})
 """Calls in which ranks may read for long, each for itself, and do not answer meanwhile."""
 BLAME_S = 5.0
 """Time to look for a dead rank when another one fails: peers of a dead rank report a broken connection first."""
+START_FAILED = "raised in its creation task"
+"""In Ray's words on an actor whose constructor raised"""
 _MISSING_MODULE = re.compile(r"No module named '([^'.]+)'")
 
 
@@ -92,7 +94,7 @@ class Answers:
                 raise self._failed(what, rank, failure) from error
             if isinstance(cause, NemorlError):
                 raise cause from None
-            if isinstance(cause, ObjectLostError):  # an argument, which a node held that is gone
+            if isinstance(cause, RayError) and fate_of(cause) == "worker":  # its own helper, or the node of an argument
                 raise self._lost(what, rank, cause) from error
             missing = _MISSING_MODULE.search(str(cause))
             if missing and find_spec(missing[1]) is not None:
@@ -122,7 +124,9 @@ class Answers:
 
     def _lost(self, what: str, rank: Rank, error: RayError) -> WorkerLostError:
         rank.is_lost = True
-        why = "" if isinstance(error, RayActorError) else f" ({in_words(error)})"
+        why = f" ({in_words(error)})"
+        if isinstance(error, RayActorError):  # of its own words only the last tell something, where its start failed
+            why = f" ({str(error).splitlines()[-1]})" if START_FAILED in str(error) else ""
         failure = failure_in(rank.log_end)
         if failure is not None:  # torch ends the process of a rank whose collective timed out
             return self._failed(f"{what}, which ended it", rank, failure)

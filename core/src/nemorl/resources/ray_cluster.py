@@ -140,7 +140,7 @@ class RayVirtualCluster:
     def is_there(self) -> bool:
         """Whether all places are on nodes that are alive. Ray looks for other nodes in place of lost ones."""
         with suppress(RayError):
-            return all(placement_group_table(group)["state"] == "CREATED" for group in self._groups)
+            return all(placement_group_table(group).get("state") == "CREATED" for group in self._groups)
         return False
 
     def is_on(self, nodes: Collection[str]) -> bool:
@@ -180,7 +180,10 @@ class RayVirtualCluster:
                 self._fresh[node] = placement_group([self.bundle] * self._counts[node], strategy="STRICT_PACK")
             elif home and home not in leaving and node in self._fresh:  # its node went, and Ray has found another
                 _remove([self._fresh.pop(node)])
-        return {*homes, *map(_home, self._left)} & {*leaving}
+        held = [group for group in self._left if _home(group) in leaving]  # else its node went, with the workers
+        _remove([group for group in self._left if group not in held])
+        self._left = held
+        return {*homes, *map(_home, held)} & {*leaving}
 
     @property
     def is_room_elsewhere(self) -> bool:
@@ -270,7 +273,7 @@ def _remove(groups: Sequence[Any]) -> None:
 def _home(group: Any) -> str:
     """The id of the node that holds all places of a group; empty while Ray looks for one."""
     table = placement_group_table(group)
-    return table["bundles_to_node_id"][0] if table["state"] == "CREATED" else ""
+    return table["bundles_to_node_id"][0] if table.get("state") == "CREATED" else ""
 
 
 def _own_gpus() -> list[str]:
@@ -284,7 +287,7 @@ def _alive() -> list[dict[str, Any]]:
 
 
 def _amounts(resources: dict[str, float]) -> str:
-    shown = [name for name in ("CPU", "GPU") if name == "CPU" or resources.get(name)]
+    shown = [name for name in sorted({"CPU", *resources}) if name in ("CPU", "GPU") or name.startswith("nemorl_")]
     return ", ".join(f"{resources.get(name, 0.0):g} {name}" for name in shown)
 
 

@@ -7,7 +7,7 @@ nothing new on it, and it goes once it is idle or its time is over. So its worke
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import ray
 
@@ -44,11 +44,8 @@ class DrainWatch:
         leaving = draining_nodes()
         if leaving is None:
             return []
-        below = self._ask_elsewhere(leaving)
+        below = {node for cluster in self._clusters for node in cluster.ask_elsewhere(leaving)}
         return [name for node, name in leaving.items() if node in below]
-
-    def _ask_elsewhere(self, leaving: Collection[str]) -> set[str]:
-        return {node for cluster in self._clusters for node in cluster.ask_elsewhere(leaving)}
 
     @property
     def is_room_elsewhere(self) -> bool:
@@ -86,7 +83,8 @@ def settle(cluster: RayVirtualCluster) -> None:
     """
     limit_s = cluster.config.placement_timeout_s
     deadline_s = time.monotonic() + limit_s
-    while cluster.ask_elsewhere(leaving := draining_nodes() or {}) and not cluster.is_room_elsewhere:
+    leaving = draining_nodes()
+    while leaving is not None and cluster.ask_elsewhere(leaving) and not cluster.is_room_elsewhere:
         if time.monotonic() > deadline_s:
             raise DeadlineError(
                 f"waited {limit_s:.0f} s for places beside those on {', '.join(leaving.values())}, which the "
@@ -95,6 +93,7 @@ def settle(cluster: RayVirtualCluster) -> None:
                 "last checkpoint; or raise cluster.placement_timeout_s",
             )
         time.sleep(WAIT_S)
+        leaving = draining_nodes()
     if cluster.is_room_elsewhere:
         cluster.take_fresh_places()
     cluster.ask_no_more()  # who drained has gone, and Ray seeks other nodes for the places there

@@ -71,21 +71,6 @@ def in_words(error: BaseException) -> str:
 
 
 @contextmanager
-def lost_cluster_named() -> Iterator[None]:
-    """Turn Ray's own errors inside the block into one that says how to go on.
-
-    Raises:
-        ResourceError: The cluster was lost, or is another one by now: its GCS died, and came back empty.
-    """
-    from ray.exceptions import RayError
-
-    try:
-        yield
-    except RayError as error:
-        raise ResourceError(f"the Ray cluster was lost: {in_words(error)}", fix=FIXES["cluster"]) from error
-
-
-@contextmanager
 def token_of_the_driver_alone_named() -> Iterator[None]:
     """Turn the loss of a worker at its start into its cause, where the driver wants a token that the cluster has not.
 

@@ -7,13 +7,16 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from ray.exceptions import RayError
+
 from nemorl.config.cluster import ClusterConfig
 from nemorl.config.models import GenerationConfig, Placement
 from nemorl.config.run import RunConfig
 from nemorl.contracts import WorkerGroup
+from nemorl.errors import ResourceError
 from nemorl.resources.ray_cluster import Places, RayVirtualCluster
 from nemorl.resources.ray_drain import DrainWatch, draining_nodes, settle
-from nemorl.resources.ray_errors import lost_cluster_named, token_of_the_driver_alone_named
+from nemorl.resources.ray_errors import FIXES, in_words, token_of_the_driver_alone_named
 from nemorl.resources.ray_ranks import GroupSettings
 from nemorl.resources.ray_session import RaySession
 from nemorl.resources.ray_workers import RayWorkerGroup
@@ -148,10 +151,12 @@ class RayLauncher:
 
     def restart(self, group: WorkerGroup, factory: WorkerFactory | None = None) -> None:
         assert isinstance(group, RayWorkerGroup), "the group was made by another launcher"
-        with lost_cluster_named():
+        try:
             if self.drains is not None and isinstance(group.cluster, RayVirtualCluster):
                 settle(group.cluster)
             group.restart(factory)
+        except RayError as error:  # its GCS died, and came back empty
+            raise ResourceError(f"the Ray cluster was lost: {in_words(error)}", fix=FIXES["cluster"]) from error
 
     def leaving_nodes(self) -> Collection[str]:
         """Ids of the nodes that the cluster is about to take away."""

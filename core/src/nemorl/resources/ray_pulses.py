@@ -40,6 +40,8 @@ class Pulses:
             actors: Those whose answer to the call is due, by rank.
         """
         now_s = time.monotonic()
+        if now_s >= self._next_s + self._every_s:  # this process stood still itself, and could ask nobody
+            self._watch = HangWatch(self._watch.timeout_s, now_s)
         if self._asked:
             for answer in ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0]:
                 rank = self._asked.pop(answer)

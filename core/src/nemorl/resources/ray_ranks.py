@@ -71,35 +71,23 @@ class Rank:
         process = f" (process {facts.pid} on {facts.host})" if facts.pid else f" ({facts.host})"
         return f"{self.settings.name} rank {self.settings.first + self.number}{process}"
 
-    def is_dead(self, wait_s: float) -> bool:
-        """Ray knows that the process is gone. One that is busy does not answer in time, and is not lost for it."""
-        import ray
-
-        try:
-            ray.get(self.actor.facts.remote(), timeout=wait_s)
-        except ray.exceptions.GetTimeoutError:
-            return False
-        except ray.exceptions.RayError:
-            return True
-        return False
-
     @property
     def log_end(self) -> str:
         """What this worker wrote last, and none before it."""
         log, size = self._log, log_size(self._log)
         if log is None or size <= self.log_from:
             return ""
-        with log.open("rb") as file:
-            file.seek(max(self.log_from, size - LOG_CAUSE_BYTES))
-            return file.read().decode(errors="replace")
+        try:
+            with log.open("rb") as file:
+                file.seek(max(self.log_from, size - LOG_CAUSE_BYTES))
+                return file.read().decode(errors="replace")
+        except OSError as error:  # the loss is what is told
+            return f"(its log cannot be read: {error.strerror})"
 
     @property
     def log_tail(self) -> str:
         """The last lines of its log, to end a message with."""
-        log = self._log
-        if log is None or not log.is_file():
-            return ""
-        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+        lines = self.log_end.splitlines()[-LOG_LINES:]
         return "; its last output:\n" + "\n".join(f"    | {line}" for line in lines) if lines else ""
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -90,7 +89,7 @@ class RaySession:
 
         parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PARENT else "/tmp"
         folder = owned_folder("nemorl-ray-", parent)  # mode 0700; Ray opens up what is below
-        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._stack.callback(process_guard.end, folder)
         command = [sys.executable, "-I", "-S", process_guard.__file__, str(os.getpid()), str(folder)]
         guard = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         self._stack.callback(guard.wait)

@@ -24,11 +24,11 @@ from nemorl.base.packages.interpreters import require_interpreter
 from nemorl.base.process.logs import carried
 from nemorl.config.cluster import ClusterConfig
 from nemorl.contracts.workers import Composed, P, R, References, S, ShardVerb, Verb
-from nemorl.errors import NemorlError, WorkerLostError
+from nemorl.errors import NemorlError, ResourceError, WorkerLostError
 from nemorl.resources.ray_actor import WorkerFacts, start_worker
 from nemorl.resources.ray_answers import BLAME_S, Answers
 from nemorl.resources.ray_cluster import Place, Places
-from nemorl.resources.ray_errors import in_words
+from nemorl.resources.ray_errors import FIXES, in_words
 from nemorl.resources.ray_ranks import GroupSettings, Rank, log_size
 from nemorl.resources.worker import AttachedFactory, HostGroup, Role, WorkerContext, WorkerFactory
 from nemorl.weights import Digested, Form, WeightHandle
@@ -201,11 +201,17 @@ class RayWorkerGroup(HostGroup):
             worker_class: What to build from now on. Unset: the same again.
         """
         self._factory = worker_class or self._factory
-        lost = [rank for rank in self._ranks if self.settings.is_spmd or rank.is_lost or rank.is_dead(BLAME_S)]
+        lost = self._ranks if self.settings.is_spmd else [*filter(attrgetter("is_lost"), self._ranks), *self._dead()]
         for rank in lost:
             ray.kill(rank.actor)
             rank.is_lost = True
         self._start([rank.number for rank in lost])
+
+    def _dead(self) -> list[Rank]:
+        """Those whose process is gone, as Ray knows; one that is busy does not answer in time."""
+        asked = {rank.actor.facts.remote(): rank for rank in self._ranks if not rank.is_lost}
+        answers = ray.wait([*asked], num_returns=len(asked), timeout=BLAME_S)[0] if asked else []
+        return [asked[answer] for answer in answers if _is_error(answer)]
 
     @property
     def is_displaced(self) -> bool:
@@ -258,7 +264,8 @@ class RayWorkerGroup(HostGroup):
                 self._answers.gather("attach_engine", attached)
         except BaseException:
             for rank in started:
-                ray.kill(rank.actor)
+                with suppress(RayError):  # it would hide what happened
+                    ray.kill(rank.actor)
             raise
         self._ranks = ranks
 
@@ -267,13 +274,18 @@ class RayWorkerGroup(HostGroup):
         return self.cluster.places[number * width : (number + 1) * width]
 
     def _actor(self, number: int, place: Place) -> Any:
-        return self._starter(self.settings.log(number), place)()
+        try:
+            return self._starter(self.settings.log(number), place)()
+        except (TypeError, ValueError) as error:
+            raise ResourceError(
+                f"Ray does not start {self.settings.name}: {error}", fix=FIXES["environment"]
+            ) from error
 
     def _starter(self, log: Path | None, place: Place) -> Callable[[], Any]:
         settings, bundle = self.settings, self.cluster.bundle
         cluster = self.cluster.config
         cores = cluster.cpus_per_worker
-        threads = int(os.environ.get("OMP_NUM_THREADS") or max(1, int(cores)))
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, int(cores)))
         options = {
             "num_cpus": bundle["CPU"] * settings.share,
             "num_gpus": bundle.get("GPU", 0.0) * settings.share,
@@ -318,6 +330,14 @@ def _runtime_env(cluster: ClusterConfig, python: Path | None) -> dict[str, Any] 
     return found or None
 
 
+def _is_error(answer: Any) -> bool:
+    try:
+        ray.get(answer)
+    except RayError:
+        return True
+    return False
+
+
 def _shared(shard: Any, ranks: int) -> Any:
     """The shard, or a reference to one copy of it where several ranks read it."""
     return ray.put(shard) if ranks > 1 and _is_large(shard) else shard
@@ -325,4 +345,4 @@ def _shared(shard: Any, ranks: int) -> Any:
 
 def _is_large(value: Any) -> bool:
     """Worth sending as one shared copy. Plain numbers, names and paths are cheaper to send as they are."""
-    return not isinstance(value, (str, int, float, bool, Path, type(None)))
+    return not isinstance(value, (str, int, float, bool, Path, type(None), ray.ObjectRef))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -90,16 +91,17 @@ class WorkerHost:
 
     def shutdown(self) -> None:
         """Shut the engine and the object down, and release what was published."""
-        if self._engine is not None:
-            self._engine.shutdown()
-        self.worker.shutdown()
-        self.withdraw()
+        with ExitStack() as stack:  # each, whatever the others raise
+            stack.callback(self.withdraw)
+            stack.callback(self.worker.shutdown)
+            if self._engine is not None:
+                stack.callback(self._engine.shutdown)
 
     def withdraw(self) -> None:
         """Release what was published."""
-        for sender in self._senders.values():
-            sender.close()
-        self._senders = {}
+        with ExitStack() as stack:
+            while self._senders:
+                stack.callback(self._senders.popitem()[1].close)
 
 
 class HostGroup(ReferringGroup, Protocol):

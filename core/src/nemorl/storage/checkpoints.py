@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 from nemorl.base.files import sealed_folders
 from nemorl.base.files.atomic import listed
 from nemorl.base.files.checkpoints import FORMAT, Checkpoint, checkpoint_name
-from nemorl.base.files.saving import Draft, FilesOfRanks, kept_steps, refusals_named
+from nemorl.base.files.saving import Draft, FilesOfRanks, kept_steps
 from nemorl.config.run import CheckpointConfig, RunConfig
 from nemorl.errors import CheckpointError
 
@@ -71,7 +73,7 @@ class CheckpointManager:
             draft, self.draft = None, draft
         if draft is None:
             return None
-        with refusals_named(draft.final):
+        with suppress(OSError):  # the next save tries again
             self.prune()
         return Checkpoint.read(draft.final)
 
@@ -128,8 +130,10 @@ class CheckpointManager:
         sealed_folders.repair(self.folder)
 
     def _listed(self) -> tuple[list[Checkpoint], dict[Path, str]]:
-        if self.folder.exists() and not self.folder.is_dir():
-            raise CheckpointError(f"{self.folder} is not a folder", fix="move away what is in its place")
+        if os.path.lexists(self.folder) and not self.folder.is_dir():
+            raise CheckpointError(
+                f"{self.folder} is not a folder", fix="mount what it leads to, or move away what is in its place"
+            )
         found, damaged = [], {}
         for path in listed(self.folder, "step_*"):
             try:

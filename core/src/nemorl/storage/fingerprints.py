@@ -5,7 +5,7 @@ run does not go on with others unnoticed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from nemorl.errors import DataError
@@ -28,9 +28,6 @@ class Fingerprints:
     """Of the source of rewards and agents, by their names or files."""
     weights: Mapping[str, str | None] = field(default_factory=dict)
     """Of the weights that each model begins with, by its part of the run: ``policy``, ``critic``, …"""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
     def other_rows(self, before: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         """Data with other rows than were recorded: its name -> the fingerprints before and now."""

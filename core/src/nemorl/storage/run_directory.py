@@ -12,14 +12,17 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
+
+from pydantic import ValidationError
 
 from nemorl.base.files.atomic import listed, replace_text, storing
 from nemorl.base.files.jsonl import JsonlWriter, StepLog, read_jsonl
 from nemorl.base.files.ownership import Ownership
 from nemorl.base.text.mappings import differences
-from nemorl.config.base import identity
+from nemorl.config.base import DEFERRED, identity
 from nemorl.config.run import RunConfig
 from nemorl.errors import ConfigError, ConfigIssue, RunInUseError, UsageError
 from nemorl.storage.checkpoints import CheckpointManager
@@ -88,12 +91,12 @@ class RunDirectory:
         path, resume = run_path(config), resume or from_step is not None
         if resume or config.run_dir is not None:
             return cls(path, config, tell, resume=resume, from_step=from_step)
-        for number in itertools.count(2):
+        numbers = itertools.count(2)
+        while True:
             with suppress(RunInUseError):
                 if not has_progress(path):
                     return cls(path, config, tell)
-            path = run_path(config).with_name(f"{run_path(config).name}-{number}")
-        raise AssertionError("there is always a next number")
+            path = run_path(config).with_name(f"{run_path(config).name}-{next(numbers)}")
 
     def event(self, name: str, **facts: Any) -> None:
         """One line of the audit log."""
@@ -105,9 +108,9 @@ class RunDirectory:
         self.event("warning", message=text)
 
     def describe(self, inputs: Fingerprints) -> None:
-        """Record what runs here, and with what: from now on the directory counts as a run."""
+        """Record what runs here, and with what."""
         replace_text(self.path / "config.yaml", to_yaml(self.config))
-        replace_text(self.path / FILE, json.dumps(inputs.to_json(), indent=1))
+        replace_text(self.path / FILE, json.dumps(asdict(inputs), indent=1))
         if self.is_resumed:
             self._explain_previous()
         self.event("resumed" if self.is_resumed else "started", seed=self.config.seed)
@@ -147,7 +150,7 @@ class RunDirectory:
         with storing(folder):
             (folder / "checkpoints").mkdir(parents=True)
             for path in checkpoints:
-                path.rename(folder / "checkpoints" / path.name)
+                shutil.move(path, folder / "checkpoints" / path.name)  # perhaps from another file system
             for path in (log.path for log in self.logs if log.path.exists()):
                 (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / path.name)
             if (self.path / "model").is_dir():
@@ -179,7 +182,10 @@ def _require_same_run(path: Path, config: RunConfig, *, resume: bool) -> None:
     """Refuse a directory whose run is not to be continued, or has another config."""
     if not resume:
         raise UsageError(f"{path} already holds a run", fix="continue it with --resume, or choose another run_dir")
-    recorded, present = (identity(config, data) for data in (_recorded_config(path), _as_data(config)))
+    before = _recorded_config(path)
+    with suppress(ValidationError):  # what has come to this config since then has its default
+        before = _as_data(type(config).model_validate(before, context={DEFERRED: True}))
+    recorded, present = (identity(config, data) for data in (before, _as_data(config)))
     fix = "use another run_dir, or the run's own value"
     differing = differences(recorded, present)
     found = [ConfigIssue(key, f"the run has {old!r}, this config {new!r}", fix) for key, old, new in differing]

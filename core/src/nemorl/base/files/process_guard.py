@@ -25,6 +25,11 @@ ROUNDS = 10
 def main(driver: int, folder: Path) -> None:
     while os.getppid() == driver:
         time.sleep(POLL_S)
+    end(folder)
+
+
+def end(folder: Path) -> None:
+    """End the guarded processes, and remove their folder."""
     for _ in range(ROUNDS):
         left = processes(folder)
         for process in left:

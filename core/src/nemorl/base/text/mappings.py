@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemorl.base.text.reading import UnreadableError, check_tree, expanded, is_folder, parse_json, read_text, shown
+from nemorl.base.text.reading import (
+    UnreadableError,
+    check_tree,
+    expanded,
+    is_folder,
+    parse_json,
+    read_text,
+    shown,
+    unshared,
+)
 from nemorl.errors import ConfigError, ConfigIssue
 
 
 def read_source(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """The raw mapping of a config file or mapping."""
     if isinstance(source, Mapping):
-        return copy.deepcopy(checked(source, "config"))
+        own: dict[str, Any] = unshared(checked(source, "config"))
+        return own
     path = expanded(source)
     if not os.path.exists(path):
         nearby = ", ".join(sorted(p.name for p in path.parent.glob("*.y*ml"))[:8]) if is_folder(path.parent) else ""

@@ -151,6 +151,13 @@ def check_tree(data: Any, max_values: int | None = MAX_VALUES) -> None:
         below += [(child, depth + 1) for child in children]
 
 
+def unshared(data: Any) -> Any:
+    """Data whose mappings and lists are its own: a change of one place changes no other."""
+    if isinstance(data, Mapping):
+        return {key: unshared(value) for key, value in data.items()}
+    return [unshared(value) for value in data] if isinstance(data, list) else data
+
+
 def shown(value: Any) -> str:
     """A value as it is written, cut where it is long."""
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from nemorl.base.text.reading import MAX_DEPTH, MAX_VALUES, UnreadableError, check_tree, shown
+from nemorl.base.text.reading import MAX_DEPTH, MAX_VALUES, UnreadableError, check_tree, shown, unshared
 
 MAX_DIGITS = 40
 """Of a whole number; Python refuses to print one of 4,301."""
@@ -40,7 +40,7 @@ def parse_yaml(text: str) -> Any:
     except UnicodeEncodeError as error:
         raise UnreadableError("it holds bytes that are not UTF-8") from error
     check_tree(data)
-    return _unshared(data)
+    return unshared(data)
 
 
 def _in_words(error: yaml.MarkedYAMLError, text: str) -> str:
@@ -55,13 +55,6 @@ def format_yaml(data: Any, *, one_line: bool = False) -> str:
     layout: Any = {"default_flow_style": True, "width": 1_000_000} if one_line else {}
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, **layout)
     return text.removesuffix("...\n").strip() if one_line else text
-
-
-def _unshared(data: Any) -> Any:
-    """Without the sharing that aliases make: a change of one place must not change another."""
-    if isinstance(data, dict):
-        return {key: _unshared(value) for key, value in data.items()}
-    return [_unshared(value) for value in data] if isinstance(data, list) else data
 
 
 # Reading

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -148,7 +148,7 @@ class Logbook:
             "tokens": self.progress.tokens,
             "latest": self.progress.latest,
             "data": {},
-            "inputs": Fingerprints().to_json(),
+            "inputs": asdict(Fingerprints()),
             "optimizer": True,
         }
         manager = self.directory.checkpoints
