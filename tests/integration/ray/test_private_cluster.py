@@ -40,19 +40,25 @@ print("up", flush=True)
 group.call(Busy.spin)
 """
 HALF_STARTED = """
+import sys
 from nemorl.config import ClusterConfig
 from nemorl.resources.ray_session import RaySession
 from ray._private.node import Node
 
-def fails(self):
+def slow(self):
+    global starts
+    starts += 1
     start(self)
-    raise Exception("The current node timed out during startup.")
+    if starts <= int(sys.argv[1]):
+        raise Exception("The current node timed out during startup.")
 
-start, Node.start_ray_processes = Node.start_ray_processes, fails
+starts, start, Node.start_ray_processes = 0, Node.start_ray_processes, slow
 try:
-    RaySession(ClusterConfig(launcher="ray"))
+    session = RaySession(ClusterConfig(launcher="ray"))
+    session.close()
 except Exception as error:
-    print(error, flush=True)
+    print(error)
+print(f"{starts} starts", flush=True)
 input()
 """
 LONGEST_WAIT_S = 60.0
@@ -106,15 +112,20 @@ def test_nothing_of_it_outlives_a_killed_driver(driver: tuple[subprocess.Popen[s
     assert not folder.exists()
 
 
-def test_nothing_is_left_of_one_that_was_started_half() -> None:
+@pytest.mark.parametrize(("slow", "is_refused"), [(1, False), (9, True)])
+def test_a_slow_start_is_tried_once_more_and_leaves_nothing(slow: int, is_refused: bool) -> None:
     temporary = Path("/tmp") / f"nh{os.getpid()}"
     temporary.mkdir()
-    command, environment = [sys.executable, "-c", HALF_STARTED], {**os.environ, "TMPDIR": str(temporary)}
+    command, environment = [sys.executable, "-c", HALF_STARTED, str(slow)], {**os.environ, "TMPDIR": str(temporary)}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:
         assert process.stdout is not None
-        assert "timed out" in process.stdout.readline()
+        said = []
+        while (line := process.stdout.readline()) and "starts" not in line:
+            said.append(line)
+        assert line == "2 starts\n"
+        assert any("cannot connect" in line for line in said) == is_refused
         try:
             below = psutil.Process(process.pid).children(recursive=True)
             assert not [left for left in below if left.is_running() and left.status() != psutil.STATUS_ZOMBIE]

@@ -9,7 +9,7 @@ from pathlib import Path
 from nemorl.base.packages.plugin_policy import HOUSE
 
 KERNEL = Path(__file__).parents[3] / "core/src/nemorl"
-MAX_LINES = 12_824
+MAX_LINES = 12_840
 """Of all sources, without the examples in docstrings. DESIGN wants 10,000: it goes down, and up for a contract alone
 (media, versions of tokens, formats of answers and feedback, routes: 171; engines over several nodes: 24; receipts of
 weights: 74; values by reference: 130; ranks that hang, collectives that fail, nodes that drain: 756; engines that come

@@ -29,6 +29,8 @@ LOOPBACK = {
 }
 """Environment of a private cluster: it and its workers talk over this machine's loopback only. Ray has one switch for
 that, which is on by default where it supports one node only, and named after those systems."""
+SLOW_START = "timed out during startup"
+"""In Ray's words on processes of its own that did not come up in time"""
 NAMESPACE = "nemorl"
 LONGEST_PARENT = 18
 """Characters of the path that a private cluster's folder is made in: Ray's sockets, 89 further down, may have 107."""
@@ -83,24 +85,38 @@ class RaySession:
         self._stack.callback(ray.shutdown)
 
     def _connect_private(self) -> None:
-        """A cluster of this user on this machine, which nobody else can reach and which ends with this process."""
+        """A cluster of this user on this machine, which nobody else can reach and which ends with this process.
+
+        Ray gives its processes 30 s, no more and no less: on a busy machine a second start finds them in memory.
+        """
+        with ExitStack() as start:
+            try:
+                self._start_private(start)
+            except Exception as error:
+                if SLOW_START not in str(error):
+                    raise
+                start.close()
+                self._start_private(start)
+            self._stack.push(start.pop_all())
+
+    def _start_private(self, start: ExitStack) -> None:
         import ray
         from ray._private import ray_constants
 
         parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PARENT else "/tmp"
         folder = owned_folder("nemorl-ray-", parent)  # mode 0700; Ray opens up what is below
-        self._stack.callback(process_guard.end, folder)
+        start.callback(process_guard.end, folder)
         command = [sys.executable, "-I", "-S", process_guard.__file__, str(os.getpid()), str(folder)]
         guard = subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-        self._stack.callback(guard.wait)
-        self._stack.callback(guard.terminate)
+        start.callback(guard.wait)
+        start.callback(guard.terminate)
         variables = {key: value for key, value in LOOPBACK.items() if key not in os.environ}
         with ExitStack() as meanwhile:
             meanwhile.enter_context(environment({**variables, process_guard.MARK: str(folder)}))
             # This process has read the variable already, when it imported Ray.
             meanwhile.callback(setattr, ray_constants, "ENABLE_RAY_CLUSTER", ray_constants.ENABLE_RAY_CLUSTER)
             ray_constants.ENABLE_RAY_CLUSTER = False
-            self._stack.callback(ray.shutdown)
+            start.callback(ray.shutdown)
             ray.init(
                 address="local",
                 # Only Linux tells which cores this process may use.
